@@ -223,6 +223,7 @@ def train(
             compared=compared(),
             pixels=pixels,
             resumed_at=resume.resumed_at,
+            classes=train_set.classes,
             timeline=TIMELINE,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
@@ -332,7 +333,7 @@ def main() -> int:
         # from here on rank 0 reads files of settings and weights: other hosts may have others, or none
         preset = world.first(lambda: preset_of(words))
         config = checked(words, preset)
-        console = Console(enabled=world.rank == 0)
+        console = Console(enabled=world.rank == 0, quiet=config.run.quiet)
         if world.size > 1:
             world.agree({**alike(config), "code": sources()})
             if line := world.differing(versions()):

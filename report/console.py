@@ -93,6 +93,8 @@ class Bar:
 
     def words(self, *, ended: bool) -> str:
         """Say rate, loss, data wait and time left, where known; once ended the mean rate and the time."""
+        if not ended and self.rate is None and self.samples == self._first:
+            return "no step is over yet"
         elapsed = self.clock() - self._began
         counted = self.samples - self._first
         mean_rate = counted / elapsed if elapsed > 0 and counted > 0 else None
@@ -101,7 +103,7 @@ class Bar:
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3f}")
         if self.wait_ms is not None:
-            parts.append(f"wait {self.wait_ms:.1f} ms")
+            parts.append(f"wait {self.wait_ms:.1f} ms/step")
         if ended:
             parts.append(f"in {duration(elapsed)}")
         elif rate and self.total:
@@ -110,7 +112,7 @@ class Bar:
 
 
 class Console:
-    """Rank 0 talks; with `enabled` False every method is silent.
+    """Rank 0 talks; with `enabled` False every method is silent, with `quiet` all but warnings and the result.
 
     A terminal that went away ends the talking, not the run.
     """
@@ -119,14 +121,16 @@ class Console:
         self,
         *,
         enabled: bool = True,
+        quiet: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream or sys.stdout
         self._enabled = enabled
+        self._quiet = quiet
         self._clock = clock
-        is_terminal = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._live = enabled and is_terminal
+        plain = os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI")
+        self._live = enabled and not quiet and not plain and self._stream.isatty()
         self._terminal = Terminal(
             file=self._stream,
             highlight=False,
@@ -136,7 +140,7 @@ class Console:
 
     def info(self, *lines: str) -> None:
         """Say lines."""
-        for line in lines:
+        for line in () if self._quiet else lines:
             self._print(one_line(line))
 
     def warn(self, line: str) -> None:
@@ -183,6 +187,8 @@ class Console:
         task = progress.add_task("", title=title, words="")
 
         def show(bar: Bar, ended: bool) -> None:
+            if self._quiet:
+                return
             words = bar.words(ended=ended)
             if not live:
                 of = f"/{bar.total:,}" if bar.total else ""
@@ -212,6 +218,7 @@ class Console:
         with self._listening():
             if live:
                 progress.start()
+                show(bar, False)
         try:
             yield bar
         finally:
@@ -223,9 +230,9 @@ class Console:
     def result(
         self, summary: Summary, task: Reported, *, folder: Path | None = None
     ) -> None:
-        """Print the final table: what came out, how fast, what held it back, what to change first.
+        """Print the final table: what was learnt, what was left out, how fast, what to change first.
 
-        Behind it `folder`, where the run is, in lines one can copy.
+        Behind it `folder`, where the run is, and the next commands, in lines one can copy.
         """
         names = [summary.get(name) for name in ("arch", "loader", "precision")]
         self._print("")
@@ -238,9 +245,15 @@ class Console:
                 self._print(f"{'' if index else name:<16}  {line}", style=style)
         self._print("-" * WIDTH)
         if folder is not None:
-            parent = shlex.quote(str(folder.parent))
             self._print(f"run folder:   {folder}")
-            self._print("all runs:     localhost:6006/#hparams, once TensorBoard runs:")
+            if best := look_up(summary, "best.checkpoint"):
+                best = shlex.quote(best)
+                self._print(
+                    f"predict:      python train.py --predict FILES --resume {best}"
+                )
+                if summary.get("task") == "classification":
+                    self._print(f"export:       python -m scripts.export {best}")
+            parent = shlex.quote(str(folder.parent))
             self._print(f"TensorBoard:  tensorboard --logdir {parent}")
 
     def _print(self, line: str, style: str = "") -> None:
@@ -333,11 +346,6 @@ def _binds(summary: Summary) -> str:
     return f"{binds['stage']}, {binds['share']:.0%} of {of[binds['side']]}"
 
 
-def _slowest(summary: Summary) -> str:
-    slow = summary.get("slowest_rank")
-    return f"rank {slow['rank']}, by its {slow['why']}" if slow else ""
-
-
 def _what_if(summary: Summary) -> str:
     """Say the best predictions, each with its range."""
     return "; ".join(what_if.told(summary, look_up(summary, "rate.unit") or "img/s"))
@@ -357,8 +365,32 @@ def _start(summary: Summary) -> str:
     if "first step" not in parts:
         return ""
     longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {parts[name]:.1f}" for name in longest)
-    return f"{sum(parts.values()):.1f} s after the start ({told})"
+    told = ", ".join(f"{name} {parts[name]:.1f} s" for name in longest)
+    return f"after {sum(parts.values()):.1f} s ({told})"
+
+
+def _dropped(summary: Summary) -> str:
+    """Say how many samples were the tails of epochs, too few for a step."""
+    dropped = summary.get("samples_dropped")
+    if not dropped:
+        return ""
+    share = dropped / (dropped + summary["samples"])
+    return f"{dropped:,} samples ({share:.2%}), the tails of epochs: less than a step"
+
+
+def _chosen(summary: Summary) -> str:
+    """Say what the settings that were `auto` have become, and why."""
+    measured = look_up(summary, "loader_auto.measured")
+    why = {
+        "loader": measured and f"fastest of {len(measured)}",
+        "graphs": summary.get("graphs_off"),
+        "precision": "on a GPU" if look_up(summary, "hardware.gpu") else "on a CPU",
+    }
+    said = []
+    for name, value in (summary.get("auto") or {}).items():
+        value = {True: "on", False: "off"}.get(value, value)
+        said.append(f"{name} {value}" + (f" ({why[name]})" if why[name] else ""))
+    return "; ".join(said)
 
 
 def _not_decoded(summary: Summary) -> str:
@@ -368,12 +400,13 @@ def _not_decoded(summary: Summary) -> str:
 
 class Line(NamedTuple):
     """A line of the final table: what lies at `path` of a summary, said by a format, or by a function of the
-    summary. A format without a value is a dash; a function leaves the line out by "".
+    summary. A format without a value is `missing`; "" leaves the line out.
     """
 
     name: str
     say: str | Callable[[Summary], str]
     path: str = ""
+    missing: str = "-"
 
     def text(self, summary: Summary) -> str:
         """Return what to say of a summary."""
@@ -381,7 +414,7 @@ class Line(NamedTuple):
             return self.say(summary)
         value = look_up(summary, self.path)
         if value is None:
-            return "-"
+            return self.missing
         named = value if isinstance(value, Mapping) else {}
         return self.say.format(value, **named)
 
@@ -389,6 +422,15 @@ class Line(NamedTuple):
 COMPUTE = partial(_with_spread, path="ceiling.compute", name="rate")
 LOADER = partial(_with_spread, path="ceiling.loader", name="rate")
 LINES = (
+    Line(
+        "stopped early",
+        "after epoch {epoch} (--patience): {validations} validations no better than {best_epoch}'s",
+        "early_stop",
+        "",
+    ),
+    Line("left out", _dropped),
+    Line("not decoded", _not_decoded),
+    Line("chosen by auto", _chosen),
     Line("rate", partial(_with_spread, path="rate", name="steady")),
     Line("compute ceiling", COMPUTE),
     Line("loader ceiling", LOADER),
@@ -396,12 +438,11 @@ LINES = (
     Line("bound by", "{}", "bound"),
     Line("data wait", "{ms:.2f} ms a step, {share:.1%} of the time", "data_wait"),
     Line("stage that binds", _binds),
-    Line("slowest rank", _slowest),
+    Line("slowest rank", "rank {rank}, by its {why}", "slowest_rank", ""),
     Line("energy", _energy),
     Line("first step", _start),
     Line("frames", _frames),
     Line("fallback", _fallback),
-    Line("not decoded", _not_decoded),
     Line("what if", _what_if),
     Line("change first", advice),
 )
@@ -456,8 +497,10 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Say a time as minutes:seconds, or hours:minutes:seconds."""
+    """Say a time in seconds, minutes:seconds or hours:minutes, with its unit."""
     minutes, left = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{left} s"
     if minutes < 60:
-        return f"{minutes}:{left:02}"
-    return f"{minutes // 60}:{minutes % 60:02}:{left:02}"
+        return f"{minutes}:{left:02} min"
+    return f"{minutes // 60}:{minutes % 60:02} h"

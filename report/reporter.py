@@ -18,7 +18,7 @@ import torch
 
 from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
 from report import curves, pictures, stages, summary, what_if
-from report.advice import told_bound
+from report.advice import look_up, told_bound
 from report.console import Bar, Console, figures, number, rows, took
 from report.hardware import (
     OF_A_GPU,
@@ -32,7 +32,11 @@ from report.meter import Meter, bound, bound_of, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
-from report.tensorboard import SETTINGS, layout, metrics
+from report.tensorboard import (
+    GLANCE,
+    PAGES,
+    shares,
+)
 from system.timeline import Timeline
 
 NOT_IN_SUMMARY = (
@@ -68,12 +72,14 @@ class Reporter:
         compared: Sequence[str],
         pixels: Pixels,
         resumed_at: int | None,
+        classes: Sequence[str] = (),
         timeline: Timeline | None = None,
     ) -> None:
         """Open the run's files below `output`, and say its title.
 
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
-        `resumed_at` the step of the checkpoint, None for a fresh run. `timeline` gets a mark at the first step.
+        `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
+        `timeline` gets a mark at the first step.
         """
         here = world.rank == 0
         self._world = world
@@ -82,6 +88,7 @@ class Reporter:
         self._description = dict(description)
         self._task = task
         self._pixels = pixels
+        self._classes = classes
         self._resumed_at = resumed_at or 0
         self._timeline = timeline or Timeline()
         self._record = Record(output, enabled=here, resume_step=resumed_at)
@@ -95,12 +102,7 @@ class Reporter:
             purge_step=None if resumed_at is None else resumed_at + 1,
             warn=console.warn,
         )
-        settings = description["settings"]
-        shown = {
-            name: settings[name] for name in SETTINGS if settings.get(name) is not None
-        }
-        self._board.layout(layout(task))
-        self._board.hparams(shown, metrics(compared))
+        self._compared = compared
         self._sampler = Sampler(
             world.device, cores=description["hardware"]["cores"]
         ).start()
@@ -127,6 +129,18 @@ class Reporter:
         self._validation_s: Mapping[str, float] | None = None
         self._early_stop: dict[str, int] | None = None
         self._finished = False
+        self._settings()
+        # the title names the GPU, too
+        rows = (
+            ("command", f"`{description.get('command')}`"),
+            (
+                "settings",
+                f"{description['title']}; all are in {output / 'config.yaml'}",
+            ),
+            ("machine", f"{description['hardware']['cores']:g} CPU cores"),
+            *PAGES,
+        )
+        self._board.card(f"{GLANCE}/start_here", rows, self._resumed_at)
         console.info(description["title"])
 
     # -- called by the loop ----------------------------------------------------
@@ -237,6 +251,7 @@ class Reporter:
             "throughput/compute_ceiling": compute,
             "throughput/loader_ceiling": loader,
             "throughput/efficiency": efficiency,
+            **shares(window.rate, compute, loader),
             "io/mib_per_s": mib_per_s or None,  # 0: the task does not know
             **{
                 f"stage/{name}": share
@@ -270,10 +285,8 @@ class Reporter:
         tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in measured}
         self._board.scalars(tags, step)
         self._record.point("ceilings", step, measured)
-        rates = (
-            f"compute {number(compute['rate'])}/s, loader {number(loader['rate'])}/s"
-        )
-        self._console.info(f"ceilings: {rates}")
+        rates = f"compute {number(compute['rate'])}, loader {number(loader['rate'])}"
+        self._console.info(f"ceilings: {rates} {self._rate_unit}")
 
     def above_ceiling(self) -> bool:
         """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was
@@ -340,7 +353,7 @@ class Reporter:
         if self._world.rank == 0:
             mean = torch.tensor(self._pixels.mean)
             std = torch.tensor(self._pixels.std)
-            shown = pictures.augmented(batch, mean, std)
+            shown = pictures.augmented(batch, mean, std, self._classes)
             # the pixels were copied to the host, behind the step
             self._timeline.mark("first step")
             if self._description["settings"].get("profile"):
@@ -357,14 +370,11 @@ class Reporter:
 
     def stopped_early(self, progress: Mapping[str, Any]) -> None:
         """Tell that --patience has ended the run before its time. Epochs are told from 1 on."""
-        epoch = progress["epoch"]
-        best = progress["best_epoch"] + 1
-        stale = progress["stale"]
-        self._early_stop = {"epoch": epoch, "best_epoch": best, "validations": stale}
-        self._console.info(
-            f"stopped early after epoch {epoch}, as --patience asks: the best was epoch {best}, and "
-            f"{stale} validations since were no better"
-        )
+        self._early_stop = {
+            "epoch": progress["epoch"],
+            "best_epoch": progress["best_epoch"] + 1,
+            "validations": progress["stale"],
+        }
 
     def failed(self, split: str, names: Sequence[str]) -> None:
         """Tell which samples could not be decoded: the first ones are said, all are in failed.txt."""
@@ -404,13 +414,14 @@ class Reporter:
                 return self._finish_again(earlier, trained, step)
         values = self._summary(trained, loader)
         self._record.summary(values)
+        self._settings(values)
         if finished:
             efficiency = values["efficiency"]
             self._tell_rate(
                 values["rate"]["steady"], efficiency, values["energy"], step=step
             )
             self._console.result(values, self._task, folder=self._record.folder)
-            self._board.table("result", rows(values, self._task), step)
+            self._board.card("result", rows(values, self._task), step)
             if too_high(efficiency):
                 self.warn(
                     f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is "
@@ -424,6 +435,21 @@ class Reporter:
             if picture := curves.png(folder, values, self._task.figures[0]):
                 self._record.file(curves.RESULTS, picture)
         return values
+
+    def _settings(self, values: Mapping[str, Any] | None = None) -> None:
+        """Write the run's row and charts; `values`: its summary, once it is over."""
+        values = values or {}
+        steady = look_up(values, "rate.steady")
+        row = self._description["settings"] | {
+            "bound": values.get("bound"),
+            "rate": steady and round(steady),
+        }
+        self._board.settings(
+            row,
+            self._task,
+            self._compared,
+            finished=self._finished,
+        )
 
     def _summary(
         self, trained: Mapping[str, Any], loader: Loader | None
@@ -532,6 +558,7 @@ class Reporter:
             values["validation"] = self._validation
             values["validation_s"] = self._validation_s
         self._record.summary(values)
+        self._settings(values)
         # the events were cut behind that step
         self._tell_rate(
             earlier["rate"]["steady"],

@@ -241,4 +241,4 @@ class Boards(Board):
                 with self._guarded(name):
                     self._sinks.pop(name).close(finished=finished)
         finally:
-            super().close(finished=finished)
+            super().close()

@@ -67,16 +67,26 @@ def describe(
     step = f"{world.size} x {about['batch_size']}"
     if accumulate > 1:
         step += f" x {accumulate}"
-    words = [about["arch"], about["loader"], about["precision"]]
+    asked = config.flat()
+    auto = {
+        name: about[name]
+        for name in ("loader", "precision", "graphs")
+        if asked[name] == "auto" and name in about
+    }
+    words = [about["arch"]]
+    words += [
+        f"{about[name]}{' (auto)' * (name in auto)}" for name in ("loader", "precision")
+    ]
     words += [f"{about['image_size']} px", f"{step} samples a step", device]
     remote = {"remote": True} if "://" in (config.data.data or "") else {}
     return {
         **about,
         **remote,
+        "auto": auto,
         "compile": config.model.compile,
         "command": shlex.join(sys.argv),
         "hardware": hardware(world.device, cores),
-        "settings": {**config.flat(), **about, "gpu": device},
+        "settings": {**asked, **about, "gpu": device},
         "title": " · ".join(words),
         "config": as_yaml(config),
         "log": config.run.log,

@@ -55,6 +55,8 @@ class Run(Settings):
     installed."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""
+    quiet: bool = False
+    """Say nothing but warnings and the closing table."""
     log_every: PositiveInt = 20
     """Steps between two points of the training curves."""
     save_every_steps: Annotated[int, Field(ge=0)] = 0

@@ -30,6 +30,9 @@ MISTAKES = 20
 FONT = ImageFont.load_default(11)
 SIDE = 160
 """Pixels of a mistake's picture."""
+MARGIN = 200
+"""Pixels beside the confusion matrix, for names of classes."""
+NAMES = ImageFont.load_default(20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class Validated:
             ]
             files["confusion.csv"] = _tables.written(rows)
             files["classes.csv"] = self._by_class(matrix)
-            pictures["confusion"] = drawn_matrix(matrix)
+            pictures["confusion"] = drawn_matrix(matrix, self.classes)
         mistakes = self._mistakes(answers)
         if mistakes:
             pictures["mistakes"] = stacked(mistakes)
@@ -162,15 +165,29 @@ def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
     return sheet
 
 
-def drawn_matrix(matrix: Array) -> Image.Image:
-    """Draw a row a label, a column an answer in the same order, dark where its share of the row is."""
-    count = len(matrix)
-    side = count * max(1, 900 // count)
+def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
+    """Draw a row a label, a column an answer in the same order, dark where its share of the row is.
+
+    Both have the names of the classes where there is room for them.
+    """
+    cell = max(1, 900 // len(matrix))
+    side = len(matrix) * cell
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     # axes: [label, answer, channel]; from white to dark blue
     colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
-    picture = Image.fromarray(colours.astype(np.uint8))
-    return picture.resize((side, side), Image.Resampling.NEAREST)
+    cells = Image.fromarray(colours.astype(np.uint8))
+    names = Image.new("RGB", (MARGIN, side), "white")
+    draw = ImageDraw.Draw(names)
+    for row, name in enumerate(classes if cell >= 20 else ()):
+        draw.text((4, row * cell), _short(name, 17), fill="black", font=NAMES)
+    sheet = Image.new("RGB", (MARGIN + side, MARGIN + side), "white")
+    sheet.paste(names, (0, MARGIN))
+    sheet.paste(names.rotate(90, expand=True), (MARGIN, 0))
+    enlarged = cells.resize((side, side), Image.Resampling.NEAREST)
+    sheet.paste(enlarged, (MARGIN, MARGIN))
+    titles = "down: label\nacross: answer"
+    ImageDraw.Draw(sheet).text((4, 4), titles, fill="black", font=NAMES)
+    return sheet
 
 
 def confusion(answers: Answers, classes: int) -> Array:

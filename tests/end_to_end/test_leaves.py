@@ -16,7 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from report.tensorboard import layout, metrics
+from report.tensorboard import SETTINGS_FILE, layout, metrics
 from scripts import report
 from settings.config import parse
 from tasks import compared
@@ -83,7 +83,7 @@ def run(
 def test_files(run: Runner) -> None:
     names = sorted(path.name for path in (run.cwd / "run").iterdir())
     events = [name for name in names if name.startswith("events.out.tfevents.")]
-    assert len(events) == 1
+    assert len(events) == 2 and events[0] == SETTINGS_FILE
     left = "best.pt classes.csv config.yaml confusion.csv confusion.png last.pt metrics.jsonl mistakes.png"
     left += " results.csv results.png summary.json val_predictions.csv"
     assert [name for name in names if name not in events] == left.split()
@@ -143,10 +143,10 @@ def test_tensorboard(run: Runner) -> None:
     assert not {*TAGS.split()} - scalars
     charts = layout(KIND).items()
     shown = {
-        f"{group}/{name}"
-        for group, of in charts
-        for names in of.values()
-        for name in names
+        tag.replace("(ema_)?", "")
+        for _, of in charts
+        for tags in of.values()
+        for tag in tags
     }
     # of other tasks, and of more than five classes; the HPARAMS page takes its columns from the first run
     own = {figure.name for figure in KIND.figures}
@@ -164,13 +164,17 @@ def test_tensorboard(run: Runner) -> None:
         assert steps == sorted(set(steps)), tag
     assert sorted(tags["images"]) == ["augmented", "val/confusion", "val/mistakes"]
     (grid,) = board.Images("augmented")
-    assert (grid.width, grid.height) == (8 * 32, 2 * 32), "ten images, eight in a row"
+    assert (grid.width, grid.height) == (4 * 128, 3 * 150), "ten images, named"
     plugins = board.summary_metadata
     assert (
         "_hparams_/session_start_info" in plugins
         and "_hparams_/session_end_info" in plugins
     )
     assert any("custom_scalars" in tag for tag in plugins)
+    (card,) = board.Tensors("at_a_glance/start_here/text_summary")
+    (text,) = card.tensor_proto.string_val
+    assert b"train.py --data" in text and b"(#hparams)" in text
+    assert "result/text_summary" in plugins
 
 
 def test_config_reads_back(run: Runner, pictures: Path) -> None:

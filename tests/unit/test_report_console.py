@@ -38,6 +38,14 @@ SUMMARY: dict[str, Any] = {
     "hardware": {"gpu": "H200", "cores": 16},
     "cpu": {"utilisation": 0.93},
     "samples_failed": [3, 5],
+    "task": "classification",
+    "best": {"value": 0.92, "epoch": 7, "checkpoint": "some runs/latest/best.pt"},
+    "samples": 7920,
+    "samples_dropped": 80,
+    "early_stop": {"epoch": 9, "best_epoch": 7, "validations": 2},
+    "auto": {"loader": "dali-gpu", "graphs": False},
+    "loader_auto": {"measured": {"dali-gpu": {}, "torchvision": {}}},
+    "graphs_off": "many shapes",
 }
 
 
@@ -54,7 +62,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """(stream of the program, what a person's screen got so far)."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
     outer, inner = pty.openpty()
     tty.setraw(inner)
     stream = os.fdopen(inner, "w", encoding="utf-8")
@@ -109,9 +118,9 @@ def test_a_pipe_gets_a_line_each_ten_seconds_and_one_at_the_end() -> None:
         "6,000",
     ]
     assert lines[0] == (
-        "epoch 1/2   33%  2,000/6,000 img  200 img/s  loss 0.150  wait 0.3 ms  eta 0:20"
+        "epoch 1/2   33%  2,000/6,000 img  200 img/s  loss 0.150  wait 0.3 ms/step  eta 20 s"
     )
-    assert lines[-1].endswith("in 0:30")
+    assert lines[-1].endswith("in 30 s")
 
 
 def test_a_terminal_gets_one_bar_that_is_redrawn_at_most_five_times_a_second(
@@ -124,10 +133,11 @@ def test_a_terminal_gets_one_bar_that_is_redrawn_at_most_five_times_a_second(
         console.warn("cannot be decoded: [red]a[/red].jpg " + "x" * 90)
     train(console, clock, steps=1000, step_s=0.01)
     drawn = screen()
+    assert "no step is over yet" in without_colours(drawn), "from the first second"
     assert 40 <= len(re.findall(r"wait 0\.3 ms", drawn)) <= 60, "ten seconds"
     text = without_colours(drawn)
     last = text.rstrip().splitlines()[-1].split("\r")[-1].rstrip()
-    assert re.match("epoch 1/2 ━.* 100%  10,000 img/s .* in 0:10$", last)
+    assert re.match("epoch 1/2 ━.* 100%  10,000 img/s .* in 10 s$", last)
     assert len(last) <= 80
     assert "warning: cannot be decoded: [red]a[/red].jpg " + "x" * 90 in text
 
@@ -142,10 +152,15 @@ def test_the_result_fits_80_columns_and_names_everything(
     drawn = screen()
     assert ("\x1b" in drawn) == (where == "terminal")
     text = without_colours(drawn)
-    assert max(len(line) for line in text.splitlines()) == 80
+    table, _, commands = text.partition("run folder:")
+    assert max(len(line) for line in table.splitlines()) == 80 and commands
     for line in (
         "resnet18 | dali-gpu",
         "top-1             91.30%   (top-5 99.10%   loss 0.3120)",
+        "best              92.00% after epoch 7: some runs/latest/best.pt",
+        "stopped early     after epoch 9 (--patience): 2 validations no better than 7's",
+        "left out          80 samples (1.00%), the tails of epochs: less than a step",
+        "chosen by auto    loader dali-gpu (fastest of 2); graphs off (many shapes)",
         "rate              17,907 img/s   (17,100 to 18,020 in 23 windows)",
         "compute ceiling   18,900 img/s",
         "loader ceiling    21,100 img/s",
@@ -154,6 +169,8 @@ def test_the_result_fits_80_columns_and_names_everything(
         "data wait         1.23 ms a step, 4.5% of the time",
         "not decoded       2 samples, see failed.txt",
         "run folder:   some runs/latest",
+        "predict:      python train.py --predict FILES --resume 'some runs/latest/best.pt'",
+        "export:       python -m scripts.export 'some runs/latest/best.pt'",
         "TensorBoard:  tensorboard --logdir 'some runs'",
     ):
         assert f"{line}\n" in text.replace("\r", ""), line
@@ -178,6 +195,25 @@ def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
         ("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"),
         ("samples", "50,000"),
     ]
+
+
+@pytest.mark.parametrize("why", ["CI", "quiet"])
+def test_under_ci_there_are_plain_lines_and_quiet_says_only_warnings_and_the_table(
+    why: str, terminal: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, screen = terminal
+    clock = Clock()
+    if why == "CI":
+        monkeypatch.setenv("CI", "true")
+    console = Console(stream=stream, clock=clock, quiet=why == "quiet")
+    console.info("a line")
+    train(console, clock)
+    console.warn("attention")
+    console.result(SUMMARY, KIND)
+    said = screen()
+    assert "warning: attention" in said and "change first" in said
+    assert ("a line" in said, "epoch 1/2" in said) == (why == "CI",) * 2
+    assert "\x1b" not in said
 
 
 def test_a_closed_pipe_ends_the_talking_not_the_run(tmp_path: Path) -> None:

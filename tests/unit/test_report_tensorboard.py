@@ -17,11 +17,19 @@ from tensorboard.plugins.hparams import (
     list_session_groups,
 )
 
-from report.tensorboard import FIRST, SETTINGS, Board, layout, metrics
+from report.tensorboard import (
+    KEYS,
+    SETTINGS_FILE,
+    Board,
+    layout,
+    metrics,
+    shares,
+)
 from tasks import compared
 from tasks.classification import KIND
 
 METRICS = metrics(compared())
+SHARE = "share/rate"
 Settings = dict[str, str | int | float | bool]
 ROW: Settings = {
     "arch": "resnet18",
@@ -82,8 +90,7 @@ def table(
 
 
 def write(board: Board, first: int, end: int, value: float) -> None:
-    board.hparams(ROW, METRICS)
-    board.layout(layout(KIND))
+    board.settings(ROW, KIND, compared())
     board.images("train/images", np.full((5, 4, 6, 3), 7, np.uint8), 0)
     for step in range(first, end, 10):
         board.scalars({"train/loss": value}, step)
@@ -116,7 +123,8 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     first.scalars({"val/loss": 9.0}, 601)
     first.scalars({"val/top1": 0.9}, 601)
     # killed in mid-write
-    (path,) = run.glob("events*")
+    (path, settings) = sorted(run.glob("events*"), reverse=True)
+    assert settings.name == SETTINGS_FILE
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 3)
 
@@ -146,48 +154,60 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
     rows: dict[str, Settings] = {
         "a": {**ROW, "arch": "resnet18"},
         "b": {**ROW, "arch": "resnet50", "reader": "pil", "world_size": 4},
-        "c": {**{name: ROW[name] for name in FIRST}, "read_delay_ms": 10.0},
+        "c": {**ROW, "batch_size": 1024, "read_delay_ms": 10.0},
     }
     rates = {"throughput/samples_per_s": 1000.0, "throughput/efficiency": 0.5}
     for name, settings in rows.items():
         (tmp_path / name).mkdir()
         if name == "b":  # its row is that of the run that was resumed last
             earlier = Board(tmp_path / name)
-            earlier.hparams({**settings, "world_size": 8}, METRICS)
+            earlier.settings({**settings, "world_size": 8}, KIND, compared())
             earlier.close()
         board = Board(tmp_path / name, purge_step=0 if name == "b" else None)
-        board.hparams(settings, METRICS)
+        board.settings({**settings, "bound": None}, KIND, compared())
         board.scalars({"throughput/samples_per_s": 5.0}, 1)
         board.scalars(rates, 2)
-        board.close(finished=name != "c")
+        if name != "c":
+            settings |= {"bound": "loader", "rate": 9876}
+            board.settings(settings, KIND, compared(), finished=True)
+        board.close()
 
     columns, found = table(tmp_path)
-    assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
-    assert tuple(info.name for info in columns.hparam_infos)[: len(FIRST)] == FIRST
-    assert tuple(info.name.tag for info in columns.metric_infos) == METRICS
-    assert METRICS[:4] == (
-        *(f"throughput/{name}" for name in RATES),
-        "throughput/efficiency",
+    headers = [info.display_name for info in columns.hparam_infos]
+    assert headers[:5] == ["bound", "loader", "network", "samples/s", "batch a GPU"]
+    assert {info.name for info in columns.hparam_infos} == set(KEYS.values())
+    assert {info.name.tag: info.display_name for info in columns.metric_infos} == (
+        METRICS
     )
     assert set(found) == {"a", "b", "c"}, "no sub-runs"
     for name, settings in rows.items():
         shown, metrics, status = found[name]
-        assert shown == {
-            key: str(value).lower() if isinstance(value, bool) else value
-            for key, value in settings.items()
-        }
+        assert shown.keys() == {KEYS[key] for key in settings}
+        for key, value in settings.items():
+            assert str(shown[KEYS[key]]).strip().replace(",", "") == str(value)
         assert metrics == rates
         ended = api_pb2.STATUS_UNKNOWN if name == "c" else api_pb2.STATUS_SUCCESS
         assert status == ended
+    batches = [str(found[name][0][KEYS["batch_size"]]) for name in ("a", "c")]
+    assert batches == sorted(batches), "texts that the page sorts as numbers"
 
 
-RATES = ("samples_per_s", "compute_ceiling", "loader_ceiling")
-
-
-def test_the_closing_table_is_on_the_text_page(tmp_path: Path) -> None:
+def test_the_first_group_has_loss_rate_and_the_task_s_figure(tmp_path: Path) -> None:
     board = Board(tmp_path)
-    board.table("result", [("stage that binds", "decode, 80% of the loader's time")], 9)
+    write(board, 0, 1, 2.0)
+    board.scalars({"val/top1": 0.5, "throughput/samples_per_s": 7.0}, 1)
     board.close()
-    (event,) = read(tmp_path).Tensors("result/text_summary")
-    (words,) = event.tensor_proto.string_val
-    assert event.step == 9 and b"| stage that binds | decode, 80%" in words
+    first = [f"at_a_glance/{name}" for name in ("loss", "samples_per_s", "top1")]
+    assert sorted(read(tmp_path).Tags()["scalars"])[:3] == first
+    assert points(tmp_path, first[2]) == [(1, 0.5)]
+
+
+def test_a_fast_loader_flattens_no_rate_in_the_chart_of_shares() -> None:
+    assert shares(30.0, None, 480.0) == {}
+    found = shares(30.0, 40.0, 480.0)
+    assert (found[SHARE], found["share/loader_ceiling"]) == (0.75, 1.5)
+    charts = [tags for its in layout(KIND).values() for tags in its.values()]
+    (drawn,) = [tags for tags in charts if "share/rate" in tags]
+    assert {*drawn} == found.keys(), (
+        "zero, and the compute ceiling at 1, hold its range"
+    )
