@@ -38,6 +38,12 @@ def mirrored(
     mirror.upload()
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a name below the URL may be a run's file: no mark of a folder, as consoles of buckets make them,
+    none that is hidden, and none above the folder."""
+    return name.rpartition("/")[2][:1] not in ("", ".") and ".." not in name.split("/")
+
+
 @dataclass(kw_only=True)
 class _Mirror:
     url: str
@@ -75,6 +81,7 @@ class _Mirror:
         # fsspec's paths have no protocol
         start = self.url.partition("://")[2]
         names = [path.partition(f"{start}/")[2] for path in paths]
+        names = [name for name in names if _is_ours(name)]
         if names and not resuming:
             remedy = "continue it with --resume auto, or name another"
             raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")

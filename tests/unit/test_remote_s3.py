@@ -130,6 +130,8 @@ def test_the_folder_of_a_run(bucket: Any, faults: list[str], tmp_path: Path) -> 
     here = tmp_path / "here"
     here.mkdir()
     last = here / "last.pt"
+    for key in ("", "a/", ".hidden", "../above"):  # none is a run's file
+        bucket.put_object(Key=f"run/{key}", Body=b"")
     with mirrored("s3://pets/run", here, resuming=False) as upload:
         assert upload
         last.write_bytes(os.urandom(1 << 20))
@@ -148,6 +150,8 @@ def test_the_folder_of_a_run(bucket: Any, faults: list[str], tmp_path: Path) -> 
         upload()
     with mirrored("s3://pets/run", tmp_path / "there", resuming=True):
         assert (tmp_path / "there/last.pt").read_bytes() == after
+        assert [path.name for path in (tmp_path / "there").iterdir()] == ["last.pt"]
+        assert not (tmp_path / "above").exists()
     with (
         pytest.raises(UserError, match="no such bucket"),
         mirrored("s3://none/run", here, resuming=True),
