@@ -109,7 +109,7 @@ memory: Memory | None = None
 def begin(words: Sequence[str]) -> None:
     """Become an agent where `words`, a command line, have --unkillable; this returns in its trainers alone."""
     if any(word.startswith(FLAG) for word in words):
-        Agent().run()
+        Agent(words).run()
 
 
 def another_has_ended() -> None:
@@ -121,19 +121,22 @@ def another_has_ended() -> None:
 class Agent:
     """The process that outlives a rank's trainers. It has one thread and has not started CUDA, since it forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
         slurm.set_variables()
         self.size = int(os.environ.get("WORLD_SIZE", 1))
         rank = os.environ.get("RANK", "0")
         # in the order of the ranks that they were started with; a container may have one's name and number again
         self.name = f"rank {rank:>4} on {socket.gethostname()}, {time.time_ns()}"
-        self.store = self._meet(has_it=rank == "0")
+        self.store = self._meet(" ".join(words) if rank == "0" else None)
         self.memory = Memory()
         self.generation = 0
         self._trainer = 0
         self._asked = 0  # the signal that has come
         self._fruitless = 0  # generations
         self._beaten_s = 0.0
+        # whose last beat that was, and when it was new
+        self._heard: tuple[str, bytes] = "", b""
+        self._heard_s = 0.0
 
     def run(self) -> None:
         """Return in each trainer. The agent itself leaves with the exit code of the run."""
@@ -176,7 +179,9 @@ class Agent:
             if self.name in members and not is_late:
                 self.memory.begin(self.generation, newest)
                 return members
-            self._beat()  # a spare
+            # a spare; when all members have died nobody else is there to see it
+            if self._beat() and self._is_silent(members[0]):
+                self._end_generation()
             if len(members) < self.size:
                 self._end_generation()
             time.sleep(LOOK_S)
@@ -187,15 +192,16 @@ class Agent:
         """
         joined = self.store.get(f"{self.generation}/joined").splitlines()
         newest: dict[str, int] = dict(map(json.loads, joined))
-        most_s = JOIN_S if self.generation else FIRST_S
+        is_first = str(self.generation).encode() == self.store.get("first")
+        most_s = FIRST_S if is_first else JOIN_S
         if len(newest) < self.size and waited_s < most_s:
             return
         # spares stay outside; rank 0 gives the others its snapshot
         members = sorted(sorted(newest)[: self.size], key=lambda name: -newest[name])
         world = json.dumps([members, newest[members[0]]])
         key = f"{self.generation}/world"
-        is_first = self.store.compare_set(key, "", world).decode() == world
-        if is_first and self.generation:
+        is_named = self.store.compare_set(key, "", world).decode() == world
+        if is_named and not is_first:
             say(f"{FLAG}: {len(members)} of {self.size} ranks go on")
 
     def _trains(self, members: list[str]) -> bool:
@@ -229,18 +235,14 @@ class Agent:
 
     def _watch(self, neighbour: str) -> int:
         """Return the exit code of the trainer, ANOTHER_ENDED once the generation has ended; watch another agent."""
-        heard, heard_s = b"", time.monotonic()
+        self._heard = "", b""
         while not self._has_ended():
             pid, status = os.waitpid(self._trainer, os.WNOHANG)
             if pid:
                 self._trainer = 0
                 return os.waitstatus_to_exitcode(status)
-            if self._beat():
-                now = time.monotonic()
-                if (beat := self.store.get(f"beat/{neighbour}")) != heard:
-                    heard, heard_s = beat, now
-                if now - heard_s > SILENT_S:
-                    self._end_generation()
+            if self._beat() and self._is_silent(neighbour):
+                self._end_generation()
             time.sleep(LOOK_S)
         self._kill()
         return ANOTHER_ENDED
@@ -274,6 +276,14 @@ class Agent:
         self.store.add("beats", 1)
         return True
 
+    def _is_silent(self, name: str) -> bool:
+        """Whether the same beat of that agent has been heard for SILENT_S."""
+        now = time.monotonic()
+        heard = name, self.store.get(f"beat/{name}")
+        if heard != self._heard:
+            self._heard, self._heard_s = heard, now
+        return now - self._heard_s > SILENT_S
+
     def _pass_on(self, number: int, _frame: object) -> None:
         self._asked = number
         with suppress(ProcessLookupError):
@@ -286,27 +296,52 @@ class Agent:
             os.waitpid(self._trainer, 0)
             self._trainer = 0
 
-    def _meet(self, *, has_it: bool) -> Any:
-        """Return the store of all agents, which this one starts if it `has_it` and torchrun has not."""
+    def _meet(self, command: str | None) -> Any:
+        """Return the store of all agents. Rank 0, which has a `command`, starts it if torchrun has not."""
         import torch.distributed as dist
 
         address = os.environ.get("MASTER_ADDR", "localhost")
         port = int(os.environ.get("MASTER_PORT", "29500"))
         of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if has_it and not of_torchrun and os.fork() == 0:
-            _serve(address, port)
         until = time.monotonic() + FIRST_S
         while time.monotonic() < until:
+            if command is not None and not of_torchrun and os.fork() == 0:
+                _serve(address, port)
             # torch itself would say pages of each attempt
-            with suppress(OSError):
-                socket.create_connection((address, port), 2.0).close()
-                break
+            while time.monotonic() < until:
+                with suppress(OSError):
+                    socket.create_connection((address, port), 2.0).close()
+                    break
+                time.sleep(LOOK_S)
+            # that of an earlier run may end just now
+            with suppress(RuntimeError):
+                seconds = timedelta(seconds=ANSWER_S)
+                server = dist.TCPStore(address, port, timeout=seconds)
+                store = dist.PrefixStore("unkillable", server)
+                if command is not None:
+                    _begin_run(store, command, port)
+                if store.check(["end"]) and store.get("end") == NOT_YET:
+                    return store
             time.sleep(LOOK_S)
-        server = dist.TCPStore(address, port, timeout=timedelta(seconds=ANSWER_S))
-        store = dist.PrefixStore("unkillable", server)
-        store.compare_set("end", "", NOT_YET.decode())
-        store.compare_set("generation", "", "0")
-        return store
+        say(f"{FLAG}: rank 0, which has the store at {address}:{port}, has not come")
+        os._exit(2)
+
+
+def _begin_run(store: Any, command: str, port: int) -> None:
+    """Begin rank 0's run in the store, unless it is there and goes on. Leaves where that of another command does."""
+    has_ended = store.check(["end"]) and store.get("end") != NOT_YET
+    if not has_ended and store.compare_set("command", "", command).decode() != command:
+        beats = store.add("beats", 0)
+        time.sleep(SILENT_S)
+        if store.add("beats", 0) != beats:
+            say(f"{FLAG}: MASTER_PORT {port} is that of another run; set another")
+            os._exit(2)
+        has_ended = True
+    if has_ended or not store.check(["end"]):
+        store.add("beats", 1)  # the store ends without
+        store.set("command", command)
+        store.set("first", str(store.add("generation", 1)))
+        store.set("end", NOT_YET.decode())
 
 
 def _serve(address: str, port: int) -> NoReturn:

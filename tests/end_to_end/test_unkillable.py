@@ -165,3 +165,25 @@ def test_ranks_are_killed(train: Runner, pictures: Path) -> None:
         torch.load(run / "last.pt")["model"] for run in (killed_run, planned_run)
     )
     assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_an_agent_that_was_alone_is_killed_and_started_again(
+    train: Runner, pictures: Path
+) -> None:
+    alone = Ranks(train, pictures, "alone")
+    flags = f"--unkillable {EVERY} --save-every-steps 2"
+    alone.start(0, 1, flags)
+    alone.go_on(0)
+    alone.there.pop(0).send(signal.SIGKILL)
+    alone.start(0, 1, flags)
+    alone.go_on(1)
+    # another run, which would be a spare of this one
+    other = Ranks(train, pictures, "other")
+    other.port = alone.port
+    other.start(0, 1, flags)
+    assert "set another" in other.there[0].mistake()
+    alone.there[0].send(signal.SIGTERM)
+    assert alone.there[0].wait() == 143
+    # its store is still there, and has its exit code
+    other.start(0, 1, flags)
+    other.go_on(0)
