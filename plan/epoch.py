@@ -166,11 +166,12 @@ class EpochPlan(ABC):
         if self.training and self.steps() == 0:
             largest = self.samples // (self.world_size * self.accumulate)
             fits = f"the largest that fits is --batch-size {largest}"
+            fewer = "take fewer ranks, or a smaller --global-batch-size or --accumulate"
             raise UserError(
                 f"--batch-size {self.batch_size} x {self.world_size} ranks "
                 f"x --accumulate {self.accumulate} = {self.global_batch_size} samples a step, "
                 f"but there are {self.samples} training samples; "
-                f"{fits if largest else 'too few samples for this many ranks'}"
+                f"{fits if largest else fewer}"
             )
 
     def rows(self, epoch: int, first: int) -> Lazy:

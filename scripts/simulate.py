@@ -143,12 +143,19 @@ def table(cases: list[Case]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--ranks", type=float, nargs="+", default=[1, 8, 64, 512, 1024, 4096]
+        "--ranks", type=positive, nargs="+", default=[1, 8, 64, 512, 1024, 4096]
     )
-    parser.add_argument("--samples", type=float, nargs="+", default=[1_281_167])
+    parser.add_argument("--samples", type=positive, nargs="+", default=[1_281_167])
     numbers = [
         field
         for field in dataclasses.fields(Case)
@@ -157,7 +164,7 @@ def main() -> None:
     for field in numbers:
         flag = f"--{field.name.replace('_', '-')}"
         parser.add_argument(
-            flag, type=float, default=field.default, help=f"default: {field.default}"
+            flag, type=positive, default=field.default, help=f"default: {field.default}"
         )
     given = vars(parser.parse_args())
     pairs = itertools.product(given.pop("samples"), given.pop("ranks"))

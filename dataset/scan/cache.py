@@ -69,9 +69,9 @@ def remembered(
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(home / "lock")
-        # without waiting at first, to be able to say that it waits
+        # a rank that reads what is there has the lock for less than a second
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=1.0)
         except filelock.Timeout:
             say(0, 0, "waiting for another process's scan")
             lock.acquire()

@@ -204,7 +204,7 @@ def test_of_two_processes_one_scans(cache: Path, tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(300)})
     # slow enough that the second is called long before the first has finished, else it may scan anew, and
     # rightly
-    first, second = (start(root, cache, 0.02, rescan=True) for _ in range(2))
+    first, second = (start(root, cache, 0.04, rescan=True) for _ in range(2))
     with first, second:
         assert first.stdout and second.stdout
         assert {each.stdout.readline() for each in (first, second)} == {"ready\n"}  # type: ignore[union-attr]

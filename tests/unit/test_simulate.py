@@ -10,7 +10,7 @@ import pytest
 
 from dataset.stores.folder import open_folder
 from plan.order import order
-from scripts.simulate import FORMULAS, GIB, ORDER_BYTES, Case, table
+from scripts.simulate import FORMULAS, GIB, ORDER_BYTES, Case, main, table
 from tests.unit.folders import JPEG, fill
 
 FILES = 100
@@ -48,3 +48,10 @@ def test_failures() -> None:
     assert FORMULAS["lost by failures, %"](case) == pytest.approx(100 * lost(best))
     assert f"| lost by failures, % | {100 * lost(best):.3g} |" in table([case])
     assert lost(best) < min(lost(best / 2), lost(best * 2))
+
+
+@pytest.mark.parametrize("flags", ["--ranks 0", "--step-ms -1", "--storage-gib-s nan"])
+def test_numbers_are_above_zero(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["simulate", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        main()
