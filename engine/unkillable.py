@@ -73,6 +73,8 @@ class Memory:
         # int64 [2], the number of each; 0: there is none, or it is being written
         self._numbers = memoryview(mmap.mmap(-1, 16)).cast("q")
         self._least = 0
+        # whether this rank was rank 0 of the generation before, which wrote the run's files
+        self.has_files = False
 
     @property
     def newest(self) -> int:
@@ -179,6 +181,7 @@ class Agent:
             if self.name in members and not is_late:
                 self.memory.begin(self.generation, newest)
                 return members
+            self.memory.has_files = False
             # a spare; when all members have died nobody else is there to see it
             if self._beat() and self._is_silent(members[0]):
                 self._end_generation()
@@ -226,11 +229,14 @@ class Agent:
                 TORCHELASTIC_RESTART_COUNT=str(self.generation),
             )
             return True
+        self.memory.has_files = rank == 0
         code = self._watch(members[(rank + 1) % len(members)])
         self._fruitless = 0 if self.memory.newest & 0xFFFFFFFF else self._fruitless + 1
         fails = code != ANOTHER_ENDED and self._fruitless == FRUITLESS
         if fails or code in ENDS:
             self._end_run(code)
+        if code != ANOTHER_ENDED:
+            say(f"{FLAG}: the trainer of rank {rank} has ended, exit code {code}")
         return False
 
     def _watch(self, neighbour: str) -> int:

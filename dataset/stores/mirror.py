@@ -17,18 +17,20 @@ State = dict[str, tuple[int, int]]
 
 @contextmanager
 def mirrored(
-    url: str | None, folder: Path | None, *, resuming: bool
+    url: str | None, folder: Path | None, *, resuming: bool, fetches: bool = True
 ) -> Iterator[Callable[[], None] | None]:
     """Yield what uploads a run's `folder`, which is done once more in the end; None where `url` is none.
 
-    First what is there is fetched: it goes before what an earlier part of the run has left in the folder. Raises
-    UserError where it is a run that is not `resuming`, and where it cannot be read, or written in the end.
+    First what is there is fetched, if it `fetches`: it goes before what an earlier part of the run has left in the
+    folder. Raises UserError where it is a run that is not `resuming`, and where it cannot be read, or written in the
+    end.
     """
     if url is None or folder is None or not is_url(url):
         yield None
         return
     mirror = _Mirror(url=url.rstrip("/"), folder=folder)
-    mirror.fetch(resuming=resuming)
+    if fetches:
+        mirror.fetch(resuming=resuming)
     try:
         yield mirror.upload
     except BaseException:

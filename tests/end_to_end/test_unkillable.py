@@ -187,3 +187,22 @@ def test_an_agent_that_was_alone_is_killed_and_started_again(
     # its store is still there, and has its exit code
     other.start(0, 1, flags)
     other.go_on(0)
+
+
+def test_what_was_uploaded_is_not_fetched_over_newer_files(
+    train: Runner, pictures: Path
+) -> None:
+    bucket = train.cwd / "bucket"
+    ranks = Ranks(train, pictures, "run")
+    ranks.output = f"file://{bucket}"
+    flags = "--unkillable 1 --save-every-steps 6 --read-delay-ms 50"
+    ranks.start(0, 1, flags)
+    until((bucket / "last.pt").exists, 60, "an upload")
+    ranks.go_on(0)
+    time.sleep(0.5)
+    kill_trainer(ranks.there[0])
+    ranks.go_on(1)
+    assert "the trainer of rank 0 has ended, exit code -9" in ranks.there[0].err
+    ranks.there[0].send(signal.SIGTERM)
+    assert ranks.there[0].wait() == 143
+    assert losses(bucket)
