@@ -170,7 +170,7 @@ class Agent:
                 self.store.append(f"{self.generation}/joined", f"{joins}\n")
             while not self._has_ended() and not self.store.check([key]):
                 if self._asked:
-                    self._end_run(128 + self._asked)
+                    self._end_run(-self._asked)
                 self._beat()
                 self._name_members(time.monotonic() - began_s)
                 time.sleep(LOOK_S)
@@ -229,6 +229,8 @@ class Agent:
                 TORCHELASTIC_RESTART_COUNT=str(self.generation),
             )
             return True
+        if self._asked:  # just before the fork
+            self._pass_on(self._asked, None)
         self.memory.has_files = rank == 0
         code = self._watch(members[(rank + 1) % len(members)])
         self._fruitless = 0 if self.memory.newest & 0xFFFFFFFF else self._fruitless + 1
@@ -268,7 +270,8 @@ class Agent:
 
     def _end_run(self, code: int) -> NoReturn:
         """End the run with the exit code of a trainer, below 0 that of a signal; who was first is right."""
-        code = code if code >= 0 else 128 - code
+        if code < 0:
+            code = 128 + SIGNALS.get(signal.Signals(-code), -code)
         os._exit(int(self.store.compare_set("end", NOT_YET.decode(), str(code))))
 
     # -- what it does all the time ---------------------------------------------------------------------------

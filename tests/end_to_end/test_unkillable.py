@@ -182,7 +182,9 @@ def test_an_agent_that_was_alone_is_killed_and_started_again(
     other.port = alone.port
     other.start(0, 1, flags)
     assert "set another" in other.there[0].mistake()
-    alone.there[0].send(signal.SIGTERM)
+    kill_trainer(alone.there[0])
+    time.sleep(0.4)  # the next one does not listen yet
+    alone.there[0].send(signal.SIGUSR1)
     assert alone.there[0].wait() == 143
     # its store is still there, and has its exit code
     other.start(0, 1, flags)
