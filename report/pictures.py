@@ -42,8 +42,8 @@ def augmented(
     pixels = images.permute(0, 2, 3, 1).cpu() * std + mean
     shown: Array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
     labels = batch.targets.get("labels")
-    # a detector's labels are of boxes, with several labels an image they are of sets
-    several = {"offsets", "wanted"} & batch.targets.keys()
+    # a detector's labels are of boxes (packed, or padded), with several labels an image they are of sets
+    several = {"offsets", "wanted", "boxes"} & batch.targets.keys()
     if labels is None or several or not classes:
         return shown
     names = [

@@ -26,7 +26,7 @@ WAITS = "--transforms scripts.planted:waits"
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
         (
-            f"{TRAINS} --arch squeezenet1_1 --batch-size 24 --image-size 96",
+            f"{TRAINS} --arch squeezenet1_1 --batch-size 24 --image-size 224",
             "step",
             "backward",
         ),

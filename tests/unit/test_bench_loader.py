@@ -162,9 +162,9 @@ def test_a_library_of_augmentations_scales_crops_and_normalises(
     name: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(name.partition("-")[0])
-    Image.new("RGB", (60, 40), (128, 128, 128)).save(tmp_path / "grey.png")
+    Image.new("RGB", (60, 40), (128, 128, 128)).save(tmp_path / "grey.jpg", quality=100)
     load = augmentations.LIBRARIES[name](32)
-    drawn = [load(str(tmp_path / "grey.png")) for _ in range(20)]
+    drawn = [load(str(tmp_path / "grey.jpg")) for _ in range(20)]
     assert {(one.shape, one.dtype) for one in drawn} == {((3, 32, 32), torch.float32)}
     levels = torch.stack(drawn).mean((2, 3)) * torch.tensor(pytorch.STD)
     shares = (levels + torch.tensor(pytorch.MEAN)) * 255 / 128
