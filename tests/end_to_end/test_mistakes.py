@@ -20,7 +20,7 @@ VALUES = {
     "--arch fcos_tiny": "--arch got 'fcos_tiny', which is for --task detection",
     "--optimizer apex-sgd": "--optimizer apex-sgd needs a GPU and NVIDIA's apex | --optimizer sgd",
     "--loader tochvision": "'tochvision' | did you mean torchvision | dali-cpu, dali-gpu, dali-fed",
-    "--batch-size 50 --accumulate 97": "4850 samples a step | there are 96 training samples; too few",
+    "--batch-size 50 --accumulate 97": "4850 samples a step | there are 96 training samples; take fewer",
     "--evaluate": "--evaluate | --resume | --weights",
     "--sync-bn": "--sync-bn is for GPUs, and there is none",
     "--weights dict.pt": "--weights dict.pt | no tensors by name",
