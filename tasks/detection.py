@@ -238,9 +238,12 @@ class DetectionKind(TaskKind):
         train, val = splits["train"], splits["val"]
         centred = config.detection.augment in CENTRED
         parts = _parts(config)
+        places = 0
         if self.graphs:
-            parts["places"] = int(train.columns.boxes_of_images.max(initial=1))
-        return Detection(train.columns, centred=centred, **parts), Detection(
+            places = int(train.columns.boxes_of_images.max(initial=1))
+        return Detection(
+            train.columns, centred=centred, places=places, **parts
+        ), Detection(
             val.columns,
             training=False,
             evaluator=config.detection.evaluator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from models.detection import Detector
 from plan.boxes import DetectionPlan
 from settings.config import build
 from tasks._plans import detection_policies
-from tasks.detection import Detection
+from tasks.detection import KIND_OF_SQUARES, Detection
 from tests.unit.conftest import COCO_IMAGES
 from tests.unit.test_meter import Threads, alone, on_ranks
 from tests.unit.test_ssd import small
@@ -181,6 +182,21 @@ def test_padded_boxes_have_the_losses_of_packed_ones(
     assert torch.equal(found[1], found[2])
     torch.testing.assert_close(found[1], found[0])
     assert lost or torch.equal(found[1], found[0])
+
+
+def test_images_of_the_validation_may_have_more_boxes_than_those_of_training(
+    columns: Columns,
+) -> None:
+    first = np.isin(np.arange(len(columns.usable)), columns.annotation_offsets)
+    fewer = replace(columns, usable=columns.usable & first)
+    splits: Any = {
+        name: SimpleNamespace(columns=its, source=None)
+        for name, its in (("train", fewer), ("val", columns))
+    }
+    train, val = KIND_OF_SQUARES.tasks(build({"task": "detection"}), splits, 0.0)
+    (rows, *_) = plan_of(columns, augment="ssd").rows(0, 0)
+    assert train.targets(rows)["labels"].shape[1] == 1
+    assert len(val.targets(rows)["labels"]) > len(rows)
 
 
 def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(
