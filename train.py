@@ -316,11 +316,7 @@ def fetched(run: Run, stack: ExitStack) -> Callable[[], None] | None:
     """Fetch what a URL of --output has; return what uploads the run's folder, until `stack` ends. None where
     it is no URL.
     """
-    # what the trainer before has left here is newer than what it has uploaded
-    is_newer = unkillable.memory is not None and unkillable.memory.has_files
-    mirror = mirrored(
-        run.output, run.folder, resuming=run.resume == "auto", fetches=not is_newer
-    )
+    mirror = mirrored(run.output, run.folder, resuming=run.resume == "auto")
     with ExitStack() as held:
         if run.folder and is_url(str(run.output)):
             # not over the files of a run that is under way

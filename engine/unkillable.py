@@ -73,8 +73,6 @@ class Memory:
         # int64 [2], the number of each; 0: there is none, or it is being written
         self._numbers = memoryview(mmap.mmap(-1, 16)).cast("q")
         self._least = 0
-        # whether this rank was rank 0 of the generation before, which wrote the run's files
-        self.has_files = False
 
     @property
     def newest(self) -> int:
@@ -181,7 +179,6 @@ class Agent:
             if self.name in members and not is_late:
                 self.memory.begin(self.generation, newest)
                 return members
-            self.memory.has_files = False
             # a spare; when all members have died nobody else is there to see it
             if self._beat() and self._is_silent(members[0]):
                 self._end_generation()
@@ -231,7 +228,6 @@ class Agent:
             return True
         if self._asked:  # just before the fork
             self._pass_on(self._asked, None)
-        self.memory.has_files = rank == 0
         code = self._watch(members[(rank + 1) % len(members)])
         self._fruitless = 0 if self.memory.newest & 0xFFFFFFFF else self._fruitless + 1
         fails = code != ANOTHER_ENDED and self._fruitless == FRUITLESS

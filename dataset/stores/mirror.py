@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,25 +13,26 @@ from dataset.scan.manifest import is_url, masked
 from dataset.stores import remote
 
 State = dict[str, tuple[int, int]]
-"""Name below the folder -> (date, bytes) of each file."""
+"""Name below the folder -> (date in nanoseconds, bytes) of each file."""
+WHOLE_S = 1.0
+"""Storages give dates in whole seconds."""
 
 
 @contextmanager
 def mirrored(
-    url: str | None, folder: Path | None, *, resuming: bool, fetches: bool = True
+    url: str | None, folder: Path | None, *, resuming: bool
 ) -> Iterator[Callable[[], None] | None]:
     """Yield what uploads a run's `folder`, which is done once more in the end; None where `url` is none.
 
-    First what is there is fetched, if it `fetches`: it goes before what an earlier part of the run has left in the
-    folder. Raises UserError where it is a run that is not `resuming`, and where it cannot be read, or written in the
-    end.
+    First what is there is fetched, unless an earlier part of the run has left newer files in the folder, whose
+    upload has failed or was not due. Raises UserError where it is a run that is not `resuming`, and where it cannot
+    be read, or written in the end.
     """
     if url is None or folder is None or not is_url(url):
         yield None
         return
     mirror = _Mirror(url=url.rstrip("/"), folder=folder)
-    if fetches:
-        mirror.fetch(resuming=resuming)
+    mirror.fetch(resuming=resuming)
     try:
         yield mirror.upload
     except BaseException:
@@ -58,7 +60,10 @@ class _Mirror:
             state = self._state()
         except OSError as error:
             raise self._failed("read", error) from None
-        self.same = {name: state[name] for name in names}
+        if names is None:
+            what = f"--output {masked(self.url)}: {self.folder} has newer files"
+            warnings.warn(f"{what}, which stay and are uploaded", stacklevel=2)
+        self.same = {name: state[name] for name in names or ()}
 
     def upload(self) -> None:
         """Upload files that are new or have changed, and remove those that have gone. Raises UserError."""
@@ -75,7 +80,8 @@ class _Mirror:
         said = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
         return UserError(f"{said}; {self.folder} stays as it is")
 
-    def _fetch(self, resuming: bool) -> list[str]:
+    def _fetch(self, resuming: bool) -> list[str] | None:
+        """Return the names of the files that were fetched; None where those of the folder are newer."""
         try:
             paths = remote.tried(self.url, lambda system: system.find(self.url))
         except FileNotFoundError:
@@ -87,10 +93,21 @@ class _Mirror:
         if names and not resuming:
             remedy = "continue it with --resume auto, or name another"
             raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
+        dates = [date for date, _ in self._state().values()]
+        if names and dates and max(dates) / 1e9 > self._uploaded_s(names) + WHOLE_S:
+            return None
         for name in names:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             self._tried(name, "get_file", f"{self.url}/{name}", f"{self.folder}/{name}")
         return names
+
+    def _uploaded_s(self, names: Sequence[str]) -> float:
+        """Return when the newest of these files was uploaded, by the storage's clock, in seconds since 1970."""
+        urls = [f"{self.url}/{name}" for name in names]
+        return remote.tried(
+            self.url,
+            lambda system: max(system.modified(url).timestamp() for url in urls),
+        )
 
     def _upload(self, state: State) -> None:
         for name in state:

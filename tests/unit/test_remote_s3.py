@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -152,6 +153,20 @@ def test_the_folder_of_a_run(bucket: Any, faults: list[str], tmp_path: Path) -> 
         assert (tmp_path / "there/last.pt").read_bytes() == after
         assert [path.name for path in (tmp_path / "there").iterdir()] == ["last.pt"]
         assert not (tmp_path / "above").exists()
+    # the upload of this one has failed, in an earlier part of the run
+    last.write_bytes(b"newer")
+    later = time.time() + 60
+    os.utime(last, (later, later))
+    with (
+        pytest.warns(UserWarning, match="here has newer files"),
+        mirrored("s3://pets/run", here, resuming=True),
+    ):
+        assert last.read_bytes() == b"newer"
+    assert bucket.Object("run/last.pt").get()["Body"].read() == b"newer"
+    os.utime(last, (0, 0))
+    bucket.put_object(Key="run/last.pt", Body=b"of another host")
+    with mirrored("s3://pets/run", here, resuming=True):
+        assert last.read_bytes() == b"of another host"
     with (
         pytest.raises(UserError, match="no such bucket"),
         mirrored("s3://none/run", here, resuming=True),
