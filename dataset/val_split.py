@@ -121,9 +121,12 @@ def parted(
         shares = val / (train + val)
         details = f"of a class {shares.min():.1%} to {shares.max():.1%}"
     told = f"--val-share {share:g}: {train.sum():,} images train, {val.sum():,} validate ({details})"
-    mistakes = [
-        f"--val-share {share:g}: class '{shown[place]}' has no image in {split}"
-        for split, of_class in counts.items()
-        for place in np.flatnonzero(of_class == 0)
-    ]
+    mistakes = []
+    for split, of_class in counts.items():
+        empty = [shown[place] for place in np.flatnonzero(of_class == 0)]
+        if empty:
+            more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
+            mistakes.append(
+                f"--val-share {share:g}: no image in {split} of class {', '.join(empty[:SHOWN])}{more}"
+            )
     return splits, told, mistakes
