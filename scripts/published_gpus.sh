@@ -2,7 +2,7 @@
 # Rows of docs/published.md that need GPUs: what one GPU with 16 cores fills in ten minutes, or four GPUs in five.
 #
 #   scripts/published_gpus.sh IMAGES OUT 1
-#   scripts/published_gpus.sh IMAGES OUT 4 VIDEOS     # VIDEOS: 56 names, as scripts.link_set makes them of a few
+#   scripts/published_gpus.sh IMAGES OUT 4 VIDEOS     # IMAGES and VIDEOS: folders with <class>/*
 #
 # Prints the tables. A point that takes too long leaves in its log.txt where it was; the same command goes on.
 set -u
@@ -10,7 +10,8 @@ images=$1 out=$2 gpus=$3
 loader=(python -m scripts.bench loader)
 mkdir -p "$out"
 
-links() { [ -d "$out/$1" ] || python -m scripts.link_set "$images" "$out/$1" --count "$2" --symbolic; }
+# $1: folder below $out, $2: links, $3: folder of files
+links() { [ -d "$out/$1" ] || python -m scripts.link_set "${3:-$images}" "$out/$1" --count "$2" --symbolic; }
 
 # $1: name of the results, then the command; what is slow to start runs beside others with cores of its own
 point() { local name=$1; shift; "$@" --output "$out/$name" > "$out/$name.txt" 2>&1; }
@@ -39,8 +40,9 @@ if [ "$gpus" = 1 ]; then
     shufflenet_v2_x1_0 resnext50_32x4d wide_resnet50_2 regnet_y_400mf efficientnet_b0 convnext_tiny swin_t vit_b_16
 else
   links images/train 21453
+  links videos/train 56 "$4"
   of_images=("${loader[@]}" --data "$out/images" --batch-size 32 --image-size 640 --workers 8 --limit-s 100)
-  of_videos=("${loader[@]}" --task video --data "$4" --batch-size 8 --clip-frames 60 --clip-stride 5 --workers 8 --limit-s 120)
+  of_videos=("${loader[@]}" --task video --data "$out/videos" --batch-size 8 --clip-frames 60 --clip-stride 5 --workers 8 --limit-s 120)
   CUDA_VISIBLE_DEVICES=0,1 point videos-2 taskset -c 0-31 "${of_videos[@]}" --gpus 2 --loaders nvdec dali &
   CUDA_VISIBLE_DEVICES=2,3 point images-2 taskset -c 32-63 "${of_images[@]}" --gpus 1 2 --loaders dali-gpu dali &
   wait
