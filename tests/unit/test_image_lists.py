@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from pyarrow import csv
 
-from contracts import Split
+from contracts import Split, UserError
 from dataset.stores import list as image_list
 from tests.unit.folders import JPEG, PNG, fill, refused, scanned
 
@@ -137,3 +139,42 @@ def test_classes_of_validation_are_those_of_training(data: Path) -> None:
     split = opened(data, "other/2.jpg dog\n", classes=("cat", "dog"))
     assert split.columns.label.tolist() == [1]
     assert split.columns.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("text", "by_arrow"),
+    [
+        ("train/ant/0.jpg,3\n./other/2.jpg,0\ntrain/bee/1.jpg,3", True),
+        ("\ufefftrain/ant/0.jpg\tbee, of all\nother/2.jpg\tant\n", True),
+        ("path,label\ntrain/ant/0.jpg,1\nother/2\udcff.jpg,0\n", True),
+        ("train/ant/0.jpg,1\nother/2.jpg,many\ntrain/bee/1.jpg,0\n", True),
+        ("train/ant/0.jpg,1\ntrain/bee/1.jpg,1\nother/2.jpg\n", True),
+        ("train/ant/0.jpg,1\n,2\n", True),
+        ("train/ant/0.jpg,1,\nother/2.jpg,2,\n", True),
+        ("train/ant/0.jpg,1\n\nother/2.jpg,x\n", False),
+        ('train/ant/0.jpg,"a, b"\nother/2.jpg,c\n', False),
+        ("train/ant/0.jpg, 1\nother/2.jpg,2\n", False),
+        ("train/ant/0.jpg,1\r\nother/2.jpg,2\r\n", False),
+        ("train/ant/0.jpg 1\nother/2.jpg 2\n", False),
+    ],
+)
+def test_arrow_reads_large_lists_as_the_grammar_says(
+    text: str, by_arrow: bool, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_list, "PIECE", 2)
+    asked = Mock(wraps=csv.open_csv)
+    monkeypatch.setattr(csv, "open_csv", asked)
+
+    def content(large: int) -> Any:
+        monkeypatch.setattr(image_list, "LARGE", large)
+        try:
+            split = opened(data, text, unread=True, rescan=True)
+        except UserError as error:
+            return str(error)
+        columns = split.columns
+        return paths(split), columns.label.tolist(), columns.classes, left_out(split)
+
+    small = content(1_000)
+    assert not asked.called
+    assert content(0) == small
+    assert asked.called == by_arrow
