@@ -40,7 +40,6 @@ in which a sample meets them. A file whose name begins with `_` is of its own fo
 | what | where | what else |
 | --- | --- | --- |
 | a setting | a field in the group of its topic in `settings/`, with `setting(default, tasks=..., needs=...)` | its Facts (`settings/types.py`): `tasks` (by names that are explained there: IMAGES is classification alone), `needs`, `resume`, `evaluation`, `changes_rate`, `recipe`; with `needs` also `CHANGED` in `tests/unit/test_config.py`; a task that reads a setting of other tasks names it in its `TaskKind.also`; `settings/help.py` if most runs need it |
-| a group of settings | `settings/NAME.py` | its import and its field in `settings/config.py` |
 | a loader | `loaders/images/NAME.py` (or `videos/`, `pairs/`): see [own-loop](own-loop.md) | its `LoaderSpec` in `LOADERS` (`loaders/__init__.py`): help, doctor, auto, bench and conformance read it; `report/advice.py` alone recommends loaders by name; its package, if it has one (the next row) |
 | a package that may be missing | where it is imported; `packages` of a `LoaderSpec` | `requirements.txt`, or `OPTIONAL` in `tests/unit/test_packages.py`; the list of mypy in `pyproject.toml`; `DISTRIBUTIONS` in `report/hardware.py`, for its version in summary.json |
 | a reader (decoder of images, `--loader torchvision` and `paired`) | `READERS` in `loaders/images/decoders.py` | the Literal of `reader` in `settings/loading.py`; `FASTEST_FIRST` if its pixels are PIL's, bit for bit; else `DIFFERENCE` in `tests/conformance/test_readers.py` |
@@ -49,10 +48,8 @@ in which a sample meets them. A file whose name begins with `_` is of its own fo
 | the order of samples | `plan/order.py`, and `ordered` of `plan/epoch.py`; `plan/boxes.py`, `plan/patches.py` and `plan/balance.py` have their own | the plan's `ordering`: a checkpoint holds it, and a resumed run compares it; `order` (`--order`) in `settings/data.py`, which `pair` in `tasks/_plans.py` turns into `shuffled` |
 | a store of samples | `dataset/stores/NAME.py`: see [data](data.md#a-source-of-your-own) | `SOURCES` in `dataset/stores/__init__.py`; `LAYOUTS` in `tests/conformance/sources.py`; to write it: `FORMATS` in `scripts/_stores.py` |
 | a kind of shards | `dataset/stores/NAME.py` with `ENDING` and `walk` alone (`ShardStore` does the rest) | as a store of samples, and the lists of kinds in `tests/conformance/test_sources.py` |
-| a warning about data | `dataset/open.py`, `dataset/coco/warnings.py`, the task's file | |
 | a task | `tasks/NAME.py`, which exports `KIND`: see [own-task](own-task.md) | `TASKS` in `tasks/__init__.py`; where its network does not give [B, outputs] `CASES` in `tests/conformance/tasks.py`; of another medium also `dataset/open.py` |
 | a figure of a task | `FIGURES` in `tasks/NAME.py`: a `Figure` says its title, chart and unit | the task's metric gives it; of COCO's own also `FIGURES` or `KEYPOINT_FIGURES` in `tasks/_coco.py`, in the order of `stats`; of classification `MOST` in `tasks/_predictions.py`, the classes that are kept of a sample, and `FIGURES_OF_SETS`, which takes figures by their places |
-| a network | the registry that the task names, in `models/` | |
 | a registry of networks, `--arch PREFIX/NAME` | `models/NAME.py` with the functions of `Registry` (`models/__init__.py`); `names` gives them with the prefix | the prefix in `others` of the task, as in `tasks/classification.py` |
 | an optimiser | a `Kind` in `OPTIMIZERS`, `engine/optimizers.py` | `state`, `capturable` and `skips` of the `Kind`; in `settings/optimisation.py` the Literal of `optimizer`, and `needs=("optimizer", ...)` of what it reads; `docs/recipes.md` |
 | a schedule | `learning_rate` in `engine/schedules.py` | in `settings/optimisation.py` the Literal of `schedule`, and `needs=("schedule", ...)` of what it reads; `docs/recipes.md` |
@@ -64,7 +61,6 @@ in which a sample meets them. A file whose name begins with `_` is of its own fo
 | a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `LEVERS` of `scripts/tune.py` are tried, the most promising first |
 | what "change first" says | the best prediction that gains a tenth; else a sentence of `report/advice.py` | a case in `tests/unit/test_report_advice.py` |
 | an axis of `bench train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there |
-| an axis of another suite | a field of its settings in `benchmarks/NAME.py` | `points` there, and `command` or `measure` |
 | a row of `scripts.doctor` | its function and `PROBES` (`OF_DATA` of --data) in `scripts/_probes.py` | |
 """  # noqa: E501
 
