@@ -1,7 +1,8 @@
 """`python -m scripts.make_map`: writes docs/map.md, a line a file, from the first sentences of docstrings.
 
-A file's line is the first sentence of its docstring, a folder's that of its __init__.py; a shell script's is
-its first comment. A test fails where the page is not what this program writes.
+A file's line is the first sentence of its docstring, a room's that of its __init__.py; a shell script's is
+its first comment. Files of a folder alone (`_name.py`) share a line without their sentences. A test fails
+where the page is not what this program writes.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "map.md"
-ORDER = "settings system dataset plan loaders models tasks engine report benchmarks scripts configs deploy tests docs"
+ORDER = (
+    "settings system dataset plan loaders models tasks engine report benchmarks scripts"
+)
 ROOMS = tuple(ORDER.split())
 """Top-level folders in the order in which a sample meets them."""
 FOLDERS_ONLY = {
@@ -24,36 +28,32 @@ FOLDERS_ONLY = {
     "docs": "Pages for users, benchmark tables, screenshots.",
 }
 """Folders whose files come and go: a phrase for the folder says it."""
+UNNAMED = "benchmarks/baselines"
+"""A folder whose files the line of its room says."""
 HEAD = """# Map
 
-Every file with the first sentence of its docstring, written by `python -m scripts.make_map`. Rooms are in the
-order in which a sample meets them. A file whose name begins with `_` is used by its own folder alone.
+Files with the first sentences of their docstrings, written by `python -m scripts.make_map`. Rooms are in the order
+in which a sample meets them. A file whose name begins with `_` is of its own folder alone: those share a line.
 
 ## To add or change
 
 | what | where | what else |
 | --- | --- | --- |
 | a setting | a field in the group of its topic in `settings/`, with `setting(default, tasks=..., needs=...)` | its Facts (`settings/types.py`): `tasks` (by names that are explained there: IMAGES is classification alone), `needs`, `resume`, `evaluation`, `changes_rate`, `recipe`; with `needs` also `CHANGED` in `tests/unit/test_config.py`; a task that reads a setting of other tasks names it in its `TaskKind.also`; `settings/help.py` if most runs need it |
-| a group of settings | `settings/NAME.py` | its import and its field in `settings/config.py` |
 | a loader | `loaders/images/NAME.py` (or `videos/`, `pairs/`): see [own-loop](own-loop.md) | its `LoaderSpec` in `LOADERS` (`loaders/__init__.py`): help, doctor, auto, bench and conformance read it; `report/advice.py` alone recommends loaders by name; its package, if it has one (the next row) |
 | a package that may be missing | where it is imported; `packages` of a `LoaderSpec` | `requirements.txt`, or `OPTIONAL` in `tests/unit/test_packages.py`; the list of mypy in `pyproject.toml`; `DISTRIBUTIONS` in `report/hardware.py`, for its version in summary.json |
 | a reader (decoder of images, `--loader torchvision` and `paired`) | `READERS` in `loaders/images/decoders.py` | the Literal of `reader` in `settings/loading.py`; `FASTEST_FIRST` if its pixels are PIL's, bit for bit; else `DIFFERENCE` in `tests/conformance/test_readers.py` |
 | a stage of a loader's time | `lap("name")` at the END of the stage, in the loader | `OF_A_WORKER` or `OF_THE_THREAD` in `loaders/_stages.py`, and the same in `report/stages.py`: `OF_WORKERS`, `NAMES`; its curve follows; `COMPUTE` in `report/what_if.py` if it waits for nothing |
-| what is said of a worker that was killed | `died` in `loaders/_workers.py` | none: `loaders/videos/_pool.py` says it too |
 | an augmentation | its class and `AUGMENTATIONS` in `plan/augment.py` | its settings in `settings/augmentation.py`, which all tasks that augment read: with `tasks=CLASSIFIERS` where boxes would have to move; its `Purpose` in `plan/draws.py`; a new operation on pixels: `Op` in `plan/ops.py`, `loaders/_ops.py` |
 | the order of samples | `plan/order.py`, and `ordered` of `plan/epoch.py`; `plan/boxes.py`, `plan/patches.py` and `plan/balance.py` have their own | the plan's `ordering`: a checkpoint holds it, and a resumed run compares it; `order` (`--order`) in `settings/data.py`, which `pair` in `tasks/_plans.py` turns into `shuffled` |
 | a store of samples | `dataset/stores/NAME.py`: see [data](data.md#a-source-of-your-own) | `SOURCES` in `dataset/stores/__init__.py`; `LAYOUTS` in `tests/conformance/sources.py`; to write it: `FORMATS` in `scripts/_stores.py` |
 | a kind of shards | `dataset/stores/NAME.py` with `ENDING` and `walk` alone (`ShardStore` does the rest) | as a store of samples, and the lists of kinds in `tests/conformance/test_sources.py` |
-| labels and keys of an LMDB | `dataset/stores/lmdb.py`: its own list `__names__`, `__labels__`, else the key's prefix | what writes the list: `Lmdb` in `scripts/_stores.py`; `--lmdb-label` in `settings/data.py` |
-| a warning about data | `dataset/open.py`, `dataset/coco/warnings.py`, the task's file | |
 | a task | `tasks/NAME.py`, which exports `KIND`: see [own-task](own-task.md) | `TASKS` in `tasks/__init__.py`; where its network does not give [B, outputs] `CASES` in `tests/conformance/tasks.py`; of another medium also `dataset/open.py` |
 | a figure of a task | `FIGURES` in `tasks/NAME.py`: a `Figure` says its title, chart and unit | the task's metric gives it; of COCO's own also `FIGURES` or `KEYPOINT_FIGURES` in `tasks/_coco.py`, in the order of `stats`; of classification `MOST` in `tasks/_predictions.py`, the classes that are kept of a sample, and `FIGURES_OF_SETS`, which takes figures by their places |
-| a network | the registry that the task names, in `models/` | |
 | a registry of networks, `--arch PREFIX/NAME` | `models/NAME.py` with the functions of `Registry` (`models/__init__.py`); `names` gives them with the prefix | the prefix in `others` of the task, as in `tasks/classification.py` |
 | an optimiser | a `Kind` in `OPTIMIZERS`, `engine/optimizers.py` | `state`, `capturable` and `skips` of the `Kind`; in `settings/optimisation.py` the Literal of `optimizer`, and `needs=("optimizer", ...)` of what it reads; `docs/recipes.md` |
 | a schedule | `learning_rate` in `engine/schedules.py` | in `settings/optimisation.py` the Literal of `schedule`, and `needs=("schedule", ...)` of what it reads; `docs/recipes.md` |
 | what a checkpoint holds | `Content` and `Checkpoints.content` in `engine/checkpoint.py`; beside the state `saved` in `train.py`, its settings `Start.kept` in `tasks/initial_state.py` | `FORMAT` is raised where an earlier checkpoint would not do; `Resume` reads it |
-| which checkpoint `--resume auto` takes | `Resume.find` in `engine/checkpoint.py` | |
 | when last.pt is written | `engine/loop.py` | `engine/watch.py` ends a rank that hangs |
 | signals | `engine/stop.py`, `engine/watch.py` (a main thread that hangs), `settings/preflight.py` (while imports run) | |
 | a curve on TensorBoard | its tag in `Reporter.window` (or `train`), `report/reporter.py` | `SCALARS` in `report/tensorboard.py` for a chart or an HPARAMS column; a figure of a window comes from `report/meter.py` or `report/hardware.py` |
@@ -61,7 +61,6 @@ order in which a sample meets them. A file whose name begins with `_` is used by
 | a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `LEVERS` of `scripts/tune.py` are tried, the most promising first |
 | what "change first" says | the best prediction that gains a tenth; else a sentence of `report/advice.py` | a case in `tests/unit/test_report_advice.py` |
 | an axis of `bench train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there |
-| an axis of another suite | a field of its settings in `benchmarks/NAME.py` | `points` there, and `command` or `measure` |
 | a row of `scripts.doctor` | its function and `PROBES` (`OF_DATA` of --data) in `scripts/_probes.py` | |
 """  # noqa: E501
 
@@ -93,30 +92,40 @@ def first_sentence(path: Path) -> str:
     return re.sub(r"; must not .*", ".", sentence)
 
 
+def of_a_room(room: str, names: Sequence[str], root: Path) -> Iterator[str]:
+    """Yield the lines of the files of a room. Raises ValueError for a file without a docstring."""
+    private: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if folder.partition("/")[0] != room or not file.endswith((".py", ".sh")):
+            continue
+        sentence = first_sentence(root / name)
+        if file == "__init__.py":
+            # a table that others read, such as SOURCES, stands there; a room's own has been said
+            if folder != room and "=" in (root / name).read_text(encoding="utf-8"):
+                yield f"- `{name}` {sentence}"
+        elif not sentence:
+            raise ValueError(f"{name} has no docstring, which the map is made of")
+        elif file.startswith("_"):
+            private.setdefault(folder, []).append(f"`{file}`")
+        elif folder != UNNAMED:
+            yield f"- `{name}` {sentence}"
+    for folder, files in private.items():
+        text = f"- Of `{folder}/` alone: {', '.join(files)}."
+        yield from textwrap.wrap(
+            text, 125, subsequent_indent="  ", break_on_hyphens=False
+        )
+
+
 def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:
     """Yield the lines of the page for these files. Raises ValueError for a file without a docstring."""
-    for room in ("", *ROOMS):
-        if room:
-            yield f"\n## {room}/\n"
-        if room in FOLDERS_ONLY:
-            yield FOLDERS_ONLY[room]
-            continue
-        for name in names:
-            if name.partition("/")[0] != room and (room or "/" in name):
-                continue
-            if not name.endswith((".py", ".sh")):
-                continue
-            sentence = first_sentence(root / name)
-            if name.endswith("/__init__.py"):
-                if name == f"{room}/__init__.py" and sentence:
-                    yield f"{sentence}\n"
-                # a table that others read, such as LOADERS, stands there
-                if "=" in (root / name).read_text(encoding="utf-8"):
-                    yield f"- `{name}` {sentence}"
-            elif sentence:
-                yield f"- `{name}` {sentence}"
-            else:
-                raise ValueError(f"{name} has no docstring, which the map is made of")
+    yield from of_a_room("", names, root)
+    for room in ROOMS:
+        yield f"\n## {room}/\n\n{first_sentence(root / room / '__init__.py')}\n"
+        yield from of_a_room(room, names, root)
+    yield "\n## Other folders\n"
+    for room, phrase in FOLDERS_ONLY.items():
+        yield f"- `{room}/` {phrase}"
 
 
 def page(names: Sequence[str], root: Path = ROOT) -> str:

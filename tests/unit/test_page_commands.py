@@ -35,12 +35,8 @@ class Parsed(BaseException):
 
 
 def lines(text: str) -> Iterator[str]:
-    """Yield each line of the blocks of a page, and what is code in its sentences; but for blocks that say
-    which older commit they are of.
-    """
+    """Yield each line of the blocks of a page, and what is code in its sentences."""
     for block in FENCED.findall(text):
-        if block.startswith("git checkout"):
-            continue
         yield from block.replace("\\\n", " ").splitlines()
     sentences = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", sentences))
