@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torchvision
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from models import Loaded, Unusable
@@ -164,13 +166,6 @@ def _content(path: Path, flag: str) -> Any:
             is_safetensors = file.read(9)[8:] == b"{"
     if not is_safetensors:
         return torch_files.load(path, foreign=True)
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise Unusable(
-            f"{flag} is a safetensors file: pip install safetensors"
-        ) from None
     try:
         return load_file(path)
     except (SafetensorError, KeyError) as error:  # KeyError: numbers of unknown types
