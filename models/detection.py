@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -31,7 +30,7 @@ from models._weights import (
     categories,
     dry_run,
     fill,
-    is_published,
+    published,
     read,
     suiting,
 )
@@ -91,7 +90,7 @@ def native(arch: str, weights: str | None = None) -> Native:
 
 def classes(arch: str, weights: str) -> tuple[str, ...]:
     """Return the names of the outputs of torchvision's weights; () for any other file."""
-    return () if arch in OWN else categories(arch, weights)
+    return categories(arch, weights)
 
 
 class Detector(nn.Module):
@@ -200,10 +199,6 @@ def build(
                 f"--weights-backbone and --trainable-layers: the backbone of --arch {arch} is no classifier's "
                 "and is always trained; leave them out"
             )
-        if weights and not Path(weights).is_file():
-            raise Unusable(
-                f"--weights {weights}: no such file, and {arch} has no published weights"
-            )
         stock = OWN[arch](classes)
         loaded = (
             _load(stock, arch, weights, read(arch, weights)) if weights else Loaded()
@@ -280,7 +275,8 @@ def _frozen_stages(arch: str, trained: int | None, *, pretrained: bool) -> int:
 
 def _load(stock: nn.Module, arch: str, name: str, weights: Weights) -> Loaded:
     """Load a whole detector. `name` is --weights. Raises Unusable."""
-    if arch in EPS_FREE and is_published(arch, name, "COCO_V1"):
+    trained = published(arch, name)
+    if arch in EPS_FREE and trained is not None and trained.name == "COCO_V1":
         tensors = {
             one: _as_if_with_eps(value) if VARIANCE.fullmatch(one) else value
             for one, value in weights.tensors.items()

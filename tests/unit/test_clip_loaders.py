@@ -314,7 +314,7 @@ def test_damage_that_is_noticed_is_masked(backend: str, tmp_path: Path) -> None:
                     shown, asked = shown_and_asked(batch, kinds, place)
                     if sample % 2:  # one that is whole
                         assert shown == asked
-                    # torn at worst (-1); decord and torchcodec make up what they cannot decode
+                    # torn at worst (-1); decord makes up what they cannot decode
                     elif backend == "pyav":
                         pairs = zip(shown, asked, strict=True)
                         assert all(found in (-1, frame) for found, frame in pairs), (

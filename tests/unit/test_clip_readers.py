@@ -23,7 +23,7 @@ from tests.conformance.fixtures import sample_folder
 from tests.unit.clip_kinds import CLAIMED, KINDS, Made, reader
 from tests.unit.video_files import number
 
-LEAST = {"pyav": (0, 12), "decord": (12, 7), "torchcodec": (12, 7)}
+LEAST = {"pyav": (0, 12), "decord": (12, 7)}
 """Reader -> files of KINDS, and real ones, that it claims at least; of one that is not here: one."""
 
 

@@ -56,7 +56,7 @@ def test_luma_is_matlabs() -> None:
 
 def test_weights_are_a_file(tmp_path: Path) -> None:
     with pytest.raises(
-        Unusable, match="no such file, and espcn has no published weights"
+        Unusable, match="no such file, and torchvision's weights of espcn are none"
     ):
         build("espcn", scale=2, shape=(1, 3, 8, 8), weights="DEFAULT")
     module, _ = build("espcn", scale=2, shape=(1, 3, 8, 8))
