@@ -182,26 +182,6 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(
     assert chosen(Opener(clock), tmp_path).how == "measured"
 
 
-CHANGES = """--graphs false|--compile true|--precision fp32|--accumulate 2|--image-size 64|--mixup 0.2|--ema 0.9
---auto-augment randaugment|--optimizer adamw|--grad-checkpointing true|--read-threads 4"""
-ALIKE = """--lr 0.5 --warmup-epochs 0 --epochs 3 --steps 9|--val-batch-size 9 --val-every 0 --val-resize 300
---seed 7 --output there --log-every 3 --manifest-dir here"""
-
-
-def test_what_an_answer_is_kept_for() -> None:
-    """All that changes the rate of the step or the loader, and no more; of the images that a run ends with."""
-    plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
-
-    def timed(flags: str) -> dict[str, Any]:
-        return autotune.timed(parse(["--epochs", "1", *flags.split()]).flat(), plan)
-
-    for lines, alike in ((CHANGES, False), (ALIKE, True)):
-        for flags in lines.replace("\n", "|").split("|"):
-            assert (timed(flags) == timed("")) is alike, flags
-    found = [timed(f"--epochs {epochs}")["epoch"] for epochs in (16, 13, 5)]
-    assert found == [13, 12, 0]
-
-
 def test_a_resume_takes_the_loader_of_its_checkpoint(
     clock: Clock, tmp_path: Path
 ) -> None:

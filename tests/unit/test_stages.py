@@ -175,14 +175,8 @@ STARVED = {"data_wait": {"share": 0.4}}
 @pytest.mark.parametrize(
     ("summary", "side", "stage"),
     [
-        (
-            STARVED | {"stages": of(workers=0.9, read=0.1, decode=0.7)},
-            "loader",
-            "decode",
-        ),
         (STARVED | {"stages": of(workers=0.9, idle=0.8, read=0.2)}, "loader", "read"),
         (STARVED | {"stages": of(workers=0.2, dali=0.7, read=0.9)}, "loader", "dali"),
-        (STARVED | {"stages": of(full=0.3, finish=0.4)}, "loader", "finish"),
         (STARVED, "loader", "data_wait"),
         (
             STARVED | {"loader": "synthetic", "split_ms": {"backward": 1.0}},
