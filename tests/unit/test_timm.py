@@ -134,11 +134,6 @@ def test_names_are_listed_and_suggested(capsys: pytest.CaptureFixture[str]) -> N
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["classification", "timm/resnet26d", "224"] in lines
     assert all("resnet26d" in name and "." not in name for _, name, _ in lines)
-    assert archs.main(["*18*"]) == 0
-    found = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
-    assert {"r3d_18", "resnet18", "timm/resnet18"} <= found
-    assert archs.main(["timm/resnet50.a1*"]) == 0
-    assert "timm/resnet50.a1_in1k" in capsys.readouterr().out
     assert archs.main(["nothing"]) == 2
 
 
