@@ -36,7 +36,6 @@ from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
 from engine.validation import Validation  # noqa: E402
 from loaders import first_batches, open_loader, require_files  # noqa: E402
-from loaders._triton import hash_ahead  # noqa: E402
 from models import AUXILIARY_WEIGHTS, Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from predict import predict  # noqa: E402
@@ -69,8 +68,6 @@ unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
 TIMELINE = Timeline()
 preflight.imported()
-if DEVICE.type == "cuda":
-    hash_ahead()
 TIMELINE.mark("imports")
 
 

@@ -79,8 +79,6 @@ LOADERS: dict[str, LoaderSpec] = {
                    exact=True, preference=1),
         LoaderSpec(name="decord", media=("videos",), module="loaders.videos.decord",
                    packages=("decord",), opens_files=True),
-        LoaderSpec(name="torchcodec", media=("videos",), module="loaders.videos.torchcodec",
-                   packages=("torchcodec",), opens_files=True),
         LoaderSpec(name="nvdec", media=("videos",), module="loaders.videos.nvdec",
                    packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True),
         LoaderSpec(name="nvdec+pyav", media=("videos",), module="loaders.videos.nvdec",

@@ -17,8 +17,8 @@ import torch.nn.functional as functional
 
 from contracts import Array
 from loaders._flips import ToDevice
-from loaders._triton import kernels
 from plan.ops import BLUR_SIDE, GREY, PERMUTATIONS, WIDTH, Op
+from system.triton_kernels import kernels
 
 Operation = Callable[..., torch.Tensor]
 """(levels float32 [B, H, W, 3], its numbers, each [B, 1, 1, 1]) -> levels of the same shape."""

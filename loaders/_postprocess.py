@@ -24,8 +24,8 @@ from contracts import Array, Batch, Feed, Rows
 from loaders._flips import images_shape, turned
 from loaders._memory import to_device
 from loaders._ops import operated
-from loaders._triton import kernels
 from plan.geometry import transposed, whole_turns
+from system.triton_kernels import kernels
 
 # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
 PIECE = 1 << 25

@@ -141,21 +141,16 @@ class Marks:
         """Return the number of the worker that is this process."""
         return int(np.argmax(self._pids == pid))
 
-    def busy(self) -> list[str]:
-        """Return the names of what workers are busy with, of some of them."""
-        samples = self._samples[self._samples != NONE]
-        return [self._name_of(int(sample)) for sample in samples[:NAMED]]
+    def awaited(self) -> str:
+        """Return what some of the workers are busy with; "" where none is. For any thread."""
+        busy = np.flatnonzero(self._samples != NONE)[:NAMED].tolist()
+        files = [f"{self.file(worker)} (pid {self._pids[worker]})" for worker in busy]
+        return f"workers busy with {', '.join(files)}" if files else ""
 
-    def files(self, worker: int, given: Array | None = None) -> str:
-        """Return the names of what a worker is busy with: one, or some of those that it was given."""
+    def file(self, worker: int) -> str:
+        """Return the name of what a worker is busy with."""
         sample = int(self._samples[worker])
-        if sample != NONE and (given is None or sample in given):
-            return self._name_of(sample)
-        if given is None or not len(given):
-            return "no file"
-        names = ", ".join(self._name_of(int(sample)) for sample in given[:NAMED])
-        others = f" or another of {len(given)} files" if len(given) > NAMED else ""
-        return names + others
+        return "no single file" if sample == NONE else self._name_of(sample)
 
 
 # where `mark` writes; nobody looks at that of a process that is no worker

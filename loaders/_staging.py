@@ -341,6 +341,8 @@ class Staging:
     in_flight: int
     notes: Sequence[str] = ()
     reader = ""
+    # loaders._workers.Workers, where it has some
+    _workers: Any = None
 
     def __init__(self, feed: Feed, *, depth: int = 2, window: int = 1) -> None:
         self.counts = Counts()
@@ -371,11 +373,15 @@ class Staging:
         return self.stages.seconds(anew=anew)
 
     def awaited(self) -> str:
-        return ""
+        return self._workers.awaited() if self._workers else ""
 
     def close(self) -> None:
+        if self._workers:
+            self._workers.stop()
         self._stop()
         self._stager.close()
+        if self._workers:
+            self._workers.close()
 
     def __enter__(self) -> Staging:
         return self

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import signal
 import threading
 import time
@@ -124,7 +123,6 @@ class Workers:
         stages: Stages | None = None,
     ) -> None:
         """Fork the workers. `name_of(id)` is the sample's name in messages; `stages` get their times."""
-        require_shared_memory(QUEUES_BYTES if workers else 0)
         stages = stages or Stages(workers)
         self.part_rows = min(part_rows, batch_size)
         self.part_bytes = part_bytes(self.part_rows)
@@ -199,7 +197,6 @@ class Workers:
                 if kind == "mistake":
                     raise value
                 answers.append(value)
-                self._sampler.came()
             yield slot, self._sampler.sent.popleft(), answers
 
     def stop(self) -> None:
@@ -221,19 +218,8 @@ class Workers:
         self._memory.close()
 
     def awaited(self) -> str:
-        """Return which worker is waited for, and its files; "" where there is none. For any thread."""
-        iterator: Any = getattr(self._loader, "_iterator", None)
-        processes = getattr(iterator, "_workers", [])
-        try:
-            worker = iterator._task_info[iterator._rcvd_idx][0]
-            process = processes[worker]
-        except (AttributeError, LookupError):
-            # all of them at the beginning of an epoch
-            pids = ", ".join(str(each.pid) for each in processes)
-            busy = ", ".join(self._marks.busy()) or "no file"
-            return f"workers (pid {pids}), busy with {busy}" if processes else ""
-        files = self._marks.files(worker, self._sampler.oldest())
-        return f"worker {worker} (pid {process.pid}), busy with {files}"
+        """Return what the workers are busy with; "" where none is. For any thread."""
+        return self._marks.awaited()
 
     def _died(self) -> str:
         """Return how a worker process ended that nobody had told to; empty where none has."""
@@ -241,10 +227,7 @@ class Workers:
         processes = () if self._stop.said else getattr(iterator, "_workers", ())
         for worker, process in enumerate(processes):
             if process.exitcode is not None:
-                tasks = iterator._task_info.items()
-                numbers = [number for number, task in tasks if task == (worker,)]
-                given = self._sampler.asked.get(min(numbers, default=-1))
-                return died(process, self._marks.files(worker, given))
+                return died(process, self._marks.file(worker))
         return ""
 
     def _room(self, rows: Rows) -> int:
@@ -347,19 +330,9 @@ class _PartSampler:
     def start(self, rows: Sequence[Rows]) -> None:
         self._rows = rows
         self.sent: deque[Rows] = deque()  # batches that are under way
-        # number of a part that is under way -> ids of its samples
-        self.asked: dict[int, Array] = {}
 
     def parts(self, batch_size: int) -> int:
         return -(-batch_size // self._part_rows)
-
-    def came(self) -> None:
-        """Forget the part that was waited for: they come in order."""
-        self.asked.pop(next(iter(self.asked)))
-
-    def oldest(self) -> Array | None:
-        """Return the ids of the part that is waited for; None where nothing is under way."""
-        return next(iter(list(self.asked.values())), None)
 
     def __iter__(self) -> Iterator[tuple[int, int, int, Rows, Array]]:
         cut = self._cut()
@@ -375,8 +348,6 @@ class _PartSampler:
 
     def _cut(self) -> Iterator[tuple[int, int, int, Rows]]:
         sent = self.sent
-        asked = self.asked
-        number = 0
         self._laps.lap("workers")
         for index, batch in enumerate(self._rows):
             sent.append(batch)
@@ -387,8 +358,6 @@ class _PartSampler:
             for part in range(self.parts(len(rows))):
                 begin = part * self._part_rows
                 its = some(rows, slice(begin, begin + self._part_rows))
-                asked[number] = its.ids[its.valid]
-                number += 1
                 yield index % self._slots, part * room, (part + 1) * room, its
             self._laps.lap("workers")
 
@@ -432,8 +401,8 @@ class _PartDataset(Dataset[Any]):
             mark(NONE)
 
 
-def died(process: Any, files: str) -> str:
-    """Return how a worker process ended that nobody had told to, what it had, and what to do."""
+def died(process: Any, file: str) -> str:
+    """Return how a worker process ended that nobody had told to, its file, and what to do."""
     code = process.exitcode
     how = (
         f"was ended by signal {-code}, {signal.strsignal(-code)}"
@@ -452,7 +421,7 @@ def died(process: Any, files: str) -> str:
             "a store that it has mapped, an LMDB, was cut short or cannot be read: copy it again, whole; or "
             "/dev/shm is full"
         )
-    return f"a worker process (pid {process.pid}) {how}, busy with {files}; {advice}; go on with --resume auto"
+    return f"a worker process (pid {process.pid}) {how}, busy with {file}; {advice}; go on with --resume auto"
 
 
 def first_ended(processes: Sequence[Any]) -> Any:
@@ -479,16 +448,3 @@ def begin_worker(stop: Stop, parent: int) -> None:
     # workers share the cores: threads of torch's own in each of them would only take turns
     torch.set_num_threads(1)
     begin(stop, parent)
-
-
-def require_shared_memory(needed: int) -> None:
-    """Raise UserError when /dev/shm cannot hold what worker processes need there."""
-    try:
-        free = shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return
-    if needed > free:
-        raise UserError(
-            f"/dev/shm has {free / 2**20:.0f} MiB free and worker processes need "
-            f"{needed / 2**20:.0f} MiB there: docker run --shm-size=1g, or --workers 0"
-        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any
 
 import torch
 from torchvision.ops import nms
+
+from system.triton_kernels import kernels
 
 
 def survivors(
@@ -21,7 +22,7 @@ def survivors(
     """
     kernel = _kernel(boxes.device) if boxes.device.type == "cuda" else None
     if kernel is not None:
-        return kernel(boxes, alive, threshold)
+        return kernel.survivors(boxes, alive, threshold)
     kept = torch.zeros_like(alive)
     # the boxes are in order; torchvision's nms sorts by scores, and these keep it
     falling = -torch.arange(boxes.shape[1], device=boxes.device, dtype=boxes.dtype)
@@ -40,22 +41,12 @@ def has_kernels(device: torch.device) -> bool:
 
 @cache
 def _kernel(device: torch.device) -> Any:
-    """Return models._nms_kernel.survivors; None, with a warning, where Triton cannot build it."""
-    try:
-        from models import _nms_kernel
+    """Return models._nms_kernel; None, with a warning, where Triton cannot build it."""
 
-        _nms_kernel.survivors(
-            torch.zeros(1, 1, 4, device=device),
-            torch.ones(1, 1, dtype=torch.bool, device=device),
-            0.5,
-        )
-    # no Triton, no C compiler, no Python.h: each has an error of its own
-    except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
-        named = f"{type(error).__name__}: {said}"
-        warnings.warn(
-            f"Triton builds no kernel here ({named}): boxes are suppressed group by group, slowly",
-            stacklevel=2,
-        )
-        return None
-    return _nms_kernel.survivors
+    def build(kernel: Any) -> None:
+        boxes = torch.zeros(1, 1, 4, device=device)
+        kernel.survivors(boxes, boxes[..., 0] == 0, 0.5)
+
+    return kernels(
+        "models._nms_kernel", build, "boxes are suppressed group by group, slowly"
+    )

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torchvision
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from models import Loaded, Unusable
@@ -165,13 +167,6 @@ def _content(path: Path, flag: str) -> Any:
     if not is_safetensors:
         return torch_files.load(path, foreign=True)
     try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise Unusable(
-            f"{flag} is a safetensors file: pip install safetensors"
-        ) from None
-    try:
         return load_file(path)
     except (SafetensorError, KeyError) as error:  # KeyError: numbers of unknown types
         raise Unusable(f"{flag} is no safetensors file ({error})") from None
@@ -197,9 +192,9 @@ def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
     said = f"{flag} {name}"
     if os.path.exists(name):
         return read_file(Path(name), said)
-    published = torchvision.models.get_model_weights(arch)
-    if name not in published.__members__:
-        known = ", ".join(published.__members__) or "none"
+    published = published_weights(arch)
+    if name not in published:
+        known = ", ".join(published) or "none"
         raise Unusable(
             f"{said}: no such file, and torchvision's weights of {arch} are {known}"
         )
@@ -295,23 +290,23 @@ def _kind(value: torch.Tensor) -> str:
     return f"{tuple(value.shape)} {value.dtype}".replace("torch.", "")
 
 
+def published_weights(arch: str) -> Mapping[str, Any]:
+    """Return torchvision's weights of an architecture by name; {} of one that is not torchvision's."""
+    try:
+        return torchvision.models.get_model_weights(arch).__members__
+    except ValueError:
+        return {}
+
+
 def published(arch: str, weights: str) -> Any:
     """Return torchvision's weights of that name, or whose file has it; None for any other file."""
-    known = torchvision.models.get_model_weights(arch).__members__
+    known = published_weights(arch)
     if weights in known:
         return known[weights]
     return next(
         (one for one in known.values() if Path(one.url).name == Path(weights).name),
         None,
     )
-
-
-def is_published(arch: str, weights: str, name: str) -> bool:
-    """Whether they are torchvision's of that name, by it or by the name of torchvision's file."""
-    found = published(arch, weights)
-    return found is not None and found == torchvision.models.get_model_weights(
-        arch
-    ).__members__.get(name)
 
 
 def categories(arch: str, weights: str) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ import torchvision
 from torch import nn
 
 from models import AUXILIARY_WEIGHTS, Loaded, Native
-from models._weights import batches, categories, dry_run, load, set_depth, suiting
+from models._weights import (
+    batches,
+    categories,
+    dry_run,
+    load,
+    published_weights,
+    set_depth,
+    suiting,
+)
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -29,8 +37,8 @@ def native(arch: str, weights: str | None = None) -> Native:
     Else side and interpolation are those of its first ImageNet-1k weights. Mean and deviation are of
     ImageNet's training images.
     """
-    published = torchvision.models.get_model_weights(arch).__members__
-    if weights in published:
+    published = published_weights(arch)
+    if weights is not None and weights in published:
         made_for = published[weights].transforms()
         size = int(made_for.crop_size[0])
         resize = int(made_for.resize_size[0])

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -31,7 +30,7 @@ from models._weights import (
     categories,
     dry_run,
     fill,
-    is_published,
+    published,
     read,
     suiting,
 )
@@ -91,7 +90,7 @@ def native(arch: str, weights: str | None = None) -> Native:
 
 def classes(arch: str, weights: str) -> tuple[str, ...]:
     """Return the names of the outputs of torchvision's weights; () for any other file."""
-    return () if arch in OWN else categories(arch, weights)
+    return categories(arch, weights)
 
 
 class Detector(nn.Module):
@@ -163,36 +162,13 @@ class _Untouched(nn.Module):
 
 
 class _FrozenNorm(FrozenBatchNorm2d):
-    """torchvision's frozen norm with its input's type as output: with fp32 buffers it would be fp32.
-
-    Scale and shift are made again only when a buffer was written, loaded or moved: six small kernels less a
-    norm and step.
-    """
-
-    _made: tuple[Any, Any, torch.Tensor, torch.Tensor] | None = None
+    """torchvision's frozen norm with its input's type as output: with fp32 buffers it would be fp32."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():  # it fuses them
-            scale, shift = self._scale_and_shift(x.dtype)
-        else:
-            buffers = (self.weight, self.bias, self.running_mean, self.running_var)
-            made_of = (x.dtype, self.eps, *((id(one), one._version) for one in buffers))
-            if self._made is None or self._made[0] != made_of:
-                # they may be made in a validation, and training cannot use an inference tensor
-                with torch.inference_mode(False):
-                    # no other tensor gets the id of one that is kept
-                    self._made = (made_of, buffers, *self._scale_and_shift(x.dtype))
-            scale, shift = self._made[2:]
-        return torch.addcmul(shift, x, scale)
-
-    def _scale_and_shift(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         scale = self.weight * (self.running_var + self.eps).rsqrt()
-        shift = self.bias - self.running_mean * scale
-        return scale.to(dtype)[:, None, None], shift.to(dtype)[:, None, None]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was made: a copy's buffers have versions of their own."""
-        return {**self.__dict__, "_made": None}
+        shift = (self.bias - self.running_mean * scale).to(x.dtype)
+        scale = scale.to(x.dtype)
+        return torch.addcmul(shift[:, None, None], x, scale[:, None, None])
 
 
 def build(
@@ -222,10 +198,6 @@ def build(
             raise Unusable(
                 f"--weights-backbone and --trainable-layers: the backbone of --arch {arch} is no classifier's "
                 "and is always trained; leave them out"
-            )
-        if weights and not Path(weights).is_file():
-            raise Unusable(
-                f"--weights {weights}: no such file, and {arch} has no published weights"
             )
         stock = OWN[arch](classes)
         loaded = (
@@ -303,7 +275,8 @@ def _frozen_stages(arch: str, trained: int | None, *, pretrained: bool) -> int:
 
 def _load(stock: nn.Module, arch: str, name: str, weights: Weights) -> Loaded:
     """Load a whole detector. `name` is --weights. Raises Unusable."""
-    if arch in EPS_FREE and is_published(arch, name, "COCO_V1"):
+    trained = published(arch, name)
+    if arch in EPS_FREE and trained is not None and trained.name == "COCO_V1":
         tensors = {
             one: _as_if_with_eps(value) if VARIANCE.fullmatch(one) else value
             for one, value in weights.tensors.items()

@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from models import Loaded, Native, Unusable
-from models._weights import fill, heads_of, read_file
+from models._weights import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +59,7 @@ class Functions:
         module = self.adopt(stock, arch, shape)
         if not weights:
             return module, Loaded()
-        if not Path(weights).is_file():
-            why = "no such file, and a function has no published weights"
-            raise Unusable(f"--weights {weights}: {why}; name a checkpoint file")
-        found = read_file(Path(weights), f"--weights {weights}")
-        return module, fill(module, arch, found, heads=heads_of(module))
+        return module, load(module, arch, weights)
 
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
         """Return (): nobody has named the outputs of such a network."""

@@ -7,14 +7,13 @@ where a network knows the luma alone, as its paper does, else 3.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from models import Loaded, Native, Unusable
+from models import Loaded, Native
 from models._weights import dry_run, load, suiting
 
 LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)
@@ -193,10 +192,6 @@ def build(
 
     `weights` is a file. Raises Unusable.
     """
-    if weights and not Path(weights).is_file():
-        raise Unusable(
-            f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
-        )
     got = f"--scale {scale} with small images of {shape[-1]} px"
     with suiting(arch, got, f"small images of {native(arch).size} px"):
         module = ARCHITECTURES[arch](scale)

@@ -3,14 +3,20 @@ weights. Imports none of ours."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torchvision
 from torch import nn
 from torchvision.models.video.resnet import BasicBlock, Conv3DSimple, VideoResNet
 
-from models import Loaded, Native, Unusable
-from models._weights import batches, categories, dry_run, load, set_depth, suiting
+from models import Loaded, Native
+from models._weights import (
+    batches,
+    categories,
+    dry_run,
+    load,
+    published_weights,
+    set_depth,
+    suiting,
+)
 
 
 class Tiny(VideoResNet):
@@ -64,7 +70,7 @@ def names() -> list[str]:
 def native(arch: str, weights: str | None = None) -> Native:
     """Return the side of the frames, mean and deviation of torchvision's first weights; of ours those of
     Kinetics-400."""
-    published = [] if arch in OWN else list(torchvision.models.get_model_weights(arch))
+    published = [*published_weights(arch).values()]
     if not published:
         return Native(OWN_SIZE, MEAN, STD)
     made_for = published[0].transforms()
@@ -85,10 +91,6 @@ def build(
     block to be left out, None for torchvision's own. Raises Unusable, also when the architecture
     cannot train on batches of this shape.
     """
-    if weights and arch in OWN and not Path(weights).is_file():
-        raise Unusable(
-            f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
-        )
     # torchvision's mvit has no other
     made_for = f"{native(arch).size} pixels" + (
         " and 16 frames" if arch.startswith("mvit") else ""
@@ -107,4 +109,4 @@ def build(
 
 def classes(arch: str, weights: str) -> tuple[str, ...]:
     """Return the names of the outputs of torchvision's weights; () for any other file."""
-    return () if arch in OWN else categories(arch, weights)
+    return categories(arch, weights)

@@ -86,7 +86,7 @@ class AugmentationSettings(Settings):
     )
     """A function of your own, package.module:function, that changes each training image in the worker:
     f(image, rng) takes and returns uint8 [height, width, 3]. For images with a label, by the torchvision
-    loader. loaders.images.presets has two: torchvision_v2 and albumentations."""
+    loader."""
     transforms_on: Literal["output", "region"] = setting(
         "output", tasks=IMAGES, needs=("loader", "torchvision")
     )

@@ -7,6 +7,7 @@ Must not know the order of an epoch, nor who reads the files.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -329,16 +330,8 @@ def _input(pipeline: Any, batch: Prepared) -> None:
 
 def _delayed(paths: Any, delay_s: float) -> Any:
     """Return the paths, each `delay_s` later, in the thread of DALI that reads the file next."""
-    try:
-        from numba import types as numba_types  # noqa: F401
-        from nvidia.dali.plugin.numba.fn.experimental import numba_function
-    except ImportError as error:
-        raise UserError(
-            f"--read-delay-ms with a DALI reader needs numba ({error}): pip install numba"
-        ) from None
-    import ctypes
-
     import nvidia.dali.types as types
+    from nvidia.dali.plugin.numba.fn.experimental import numba_function
 
     # numba compiles the call, so that it sleeps in each of DALI's threads; fn.python_function would sleep
     # for one file after the other

@@ -136,14 +136,9 @@ class DaliFed(Staging):
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
 
-    def awaited(self) -> str:
-        return self._workers.awaited()
-
     def close(self) -> None:
-        self._workers.stop()
         super().close()
         self._runner.close()
-        self._workers.close()
         if self._gpu:
             release_memory()
 

@@ -61,14 +61,6 @@ class TorchvisionLoader(Staging):
         )
         self.in_flight = self._workers.in_flight + 2
 
-    def awaited(self) -> str:
-        return self._workers.awaited()
-
-    def close(self) -> None:
-        self._workers.stop()
-        super().close()
-        self._workers.close()
-
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):

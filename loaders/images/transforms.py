@@ -71,7 +71,7 @@ def _named(name: str) -> Callable[[Array, Any], Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"--transforms {name}: {error}; it names a function of a module in PYTHONPATH ({sys.path[0]} is "
-            "searched too) as package.module:function, such as loaders.images.presets:torchvision_v2"
+            "searched too) as package.module:function"
         ) from None
     return attribute
 

@@ -76,14 +76,9 @@ class PairedLoader(Staging):
         )
         self.in_flight = self._workers.in_flight * self._sharing + 2
 
-    def awaited(self) -> str:
-        return self._workers.awaited()
-
     def close(self) -> None:
-        self._workers.stop()
         super().close()
         self._larger.close()
-        self._workers.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         tasks = _Tasks(rows, self._sharing, self._feed)

@@ -145,8 +145,7 @@ class Pool:
 
     def awaited(self) -> str:
         """Return what the workers are busy with; "" where none is. For any thread."""
-        busy = self._marks.busy()
-        return f"workers busy with {', '.join(busy)}" if busy else ""
+        return self._marks.awaited()
 
     def release(self, slot: int) -> None:
         """Free a slot: nothing reads it any more."""
@@ -173,8 +172,8 @@ class Pool:
                 # at once: the executor ends the other workers next, and then it is unknown which one died first
                 ended = first_ended(self._processes)
             if ended is not None:
-                files = self._marks.files(self._marks.place(ended.pid))
-                error = UserError(died(ended, files))
+                file = self._marks.file(self._marks.place(ended.pid))
+                error = UserError(died(ended, file))
             self._error = error
         self._stop.now()
         return self._error

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from contracts import Array
-from loaders._triton import kernels
 from loaders.videos._planes import (
     Fitter,
     Picture,
@@ -24,6 +23,7 @@ from loaders.videos._planes import (
     offsets_and_factors,
     seen_and_taken,
 )
+from system.triton_kernels import kernels
 
 NOTHING = np.empty(0, np.uint8)
 

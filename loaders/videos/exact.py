@@ -24,14 +24,6 @@ class Claim:
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
 
 
-USUAL = {
-    **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
-    "mpeg4": ("mp4", "avi"),
-    "mjpeg": ("avi",),
-}
-"""Codec -> containers of a decoder that lives on FFmpeg's libraries."""
-
-
 def exact(backend: str, columns: Any) -> Array:
     """Return bool [n]: samples whose frames by this loader are known to be right.
 

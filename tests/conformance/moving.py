@@ -1,11 +1,10 @@
-"""Video files made for the tests, damage to them, and a decoder that knows no hurry."""
+"""Video files made for the tests, and damage to them."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import av
@@ -56,31 +55,3 @@ def spoiled(content: bytes, begin: float, end: float) -> bytes:
     size = at + int.from_bytes(content[at - 4 : at], "big") - 4 - data
     first, last = data + int(begin * size), data + int(end * size)
     return content[:first] + bytes(last - first) + content[last:]
-
-
-@lru_cache(maxsize=128)
-def decoded(content: bytes, count: int) -> Array | None:
-    """uint8 [F, H, W, 3], all `count` frames as displayed; None when one cannot be decoded."""
-    before = av.logging.get_level()
-    av.logging.set_level(av.logging.PANIC)
-    try:
-        with av.open(io.BytesIO(content), "r") as file:
-            stream = file.streams.video[0]
-            stream.codec_context.options = {"err_detect": "explode"}
-            stream.codec_context.thread_count = 1
-            frames = list(file.decode(stream))
-        if len(frames) != count or any(frame.is_corrupt for frame in frames):
-            return None
-        return np.stack(
-            [
-                np.rot90(
-                    frame.to_ndarray(format="rgb24", interpolation=ACCURATE),
-                    frame.rotation // 90,
-                )
-                for frame in frames
-            ]
-        )
-    except av.error.FFmpegError:
-        return None
-    finally:
-        av.logging.set_level(before)

@@ -18,16 +18,14 @@ from PIL import Image
 
 from contracts import Array, Batch, Counts, Feed, Rows, StageSeconds
 from loaders._postprocess import Finish
-from tests.conformance import moving, pictures
+from tests.conformance import pictures
 
 BILINEAR = Image.Resampling.BILINEAR
 Tidy = Callable[[], object]
 
 
 class Plain:
-    """contracts.Loader without threads, processes or faults: Pillow (videos: PyAV, all frames of a file) and
-    the plan.
-    """
+    """contracts.Loader without threads, processes or faults: Pillow and the plan."""
 
     in_flight = 0
     notes: Sequence[str] = ()
@@ -58,8 +56,7 @@ class Plain:
 
     def batch(self, rows: Rows) -> Batch:
         rows = self.followed(rows)
-        clip = () if rows.frames is None else rows.frames.shape[1:]
-        pixels = np.zeros((len(rows), *clip, *rows.padded, 3), np.uint8)
+        pixels = np.zeros((len(rows), *rows.padded, 3), np.uint8)
         valid = rows.valid.copy()
         for i in np.flatnonzero(valid).tolist():
             levels = self.levels(rows, i)
@@ -72,19 +69,10 @@ class Plain:
         return rows
 
     def levels(self, rows: Rows, i: int) -> Array | None:
-        """uint8 [H, W, 3] of row i, of a clip [T, H, W, 3]; None where Pillow has none."""
-        sample = int(rows.ids[i])
-        data = self.feed.source.read(sample)
-        if rows.frames is None:
-            pixels = pictures.pil(data)
-            return None if pixels is None else self.framed(pixels, rows, i)
-        whole = moving.decoded(data, int(self.feed.columns.count[sample]))
-        assert whole is not None
-        return np.stack(
-            [self.framed(frame, rows, i) for frame in whole[rows.frames[i]]]
-        )
-
-    def framed(self, pixels: Array, rows: Rows, i: int) -> Array:
+        """uint8 [H, W, 3] of row i; None where Pillow has none."""
+        pixels = pictures.pil(self.feed.source.read(int(rows.ids[i])))
+        if pixels is None:
+            return None
         x0, y0, x1, y1 = rows.regions[i].tolist()
         region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
         height, width = rows.sizes[i].tolist()
@@ -101,14 +89,6 @@ class OnePixelOff(Plain):
 class NoTurns(Plain):
     def followed(self, rows: Rows) -> Rows:
         return replace(rows, turns=0 * rows.turns)
-
-
-class OneFrameOff(Plain):
-    """Shows the frame before or behind the one that it was asked for."""
-
-    def followed(self, rows: Rows) -> Rows:
-        assert rows.frames is not None
-        return replace(rows, frames=np.abs(rows.frames - 1))
 
 
 class NeighboursLabel(Plain):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from contracts import Feed, Loader, Pixels
 from dataset.stores.folder import Folder, open_folder
-from loaders import LOADERS, of_medium, open_loader
+from loaders import LOADERS, installed, of_medium, open_loader
 from plan.epoch import EpochPlan
 from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
@@ -26,11 +25,9 @@ NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
 READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
-AS_PYAV = ("decord", "torchcodec")
+AS_PYAV = ("decord",)
 """Loaders that differ from one with pyav in nothing but what a worker process calls."""
-MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
-"""Package of some loaders of clips -> its module, without which they are left out."""
-FROM_RGB = ("decord", "torchcodec", "dali-video")
+FROM_RGB = ("decord", "dali-video")
 """Loaders of clips that resize RGB, and not the planes as they are stored."""
 CPU = torch.device("cpu")
 
@@ -81,7 +78,7 @@ class Backend:
     @property
     def edge_difference(self) -> float:
         """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the
-        filter. swscale's RGB, of decord and torchcodec, is a level off: a third of a pixel of a ramp.
+        filter. swscale's RGB, of decord, is a level off: a third of a pixel of a ramp.
         """
         return 0.7 if self.clips and self.name in FROM_RGB else 0.3
 
@@ -102,11 +99,11 @@ def backends(
         for name, spec in table.items()
         if name not in left_out and (on_gpu or spec.gpu != "must")
     ]
-    lacking = {decoder for decoder in MAY_LACK if not here(decoder)} if clips else set()
     return [
         Backend(name=name, device=device, clips=clips)
         for name in names
-        if not lacking.intersection(table[name].packages)
+        # which has no build for ARM
+        if name != "decord" or installed(name)
     ]
 
 
@@ -117,16 +114,6 @@ def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
         for backend in backends(device, files=True, clips=clips)
         if backend.name not in AS_PYAV
     ]
-
-
-@cache
-def here(decoder: str) -> bool:
-    """Whether a package of MAY_LACK can be imported: torchcodec also needs FFmpeg's libraries."""
-    try:
-        import_module(MAY_LACK[decoder])
-    except (ImportError, OSError, RuntimeError):
-        return False
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)

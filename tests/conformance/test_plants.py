@@ -30,9 +30,7 @@ def of_images(
     broken = damaged.feed(batch_size=5, image_size=40, training=False)
     return {
         "rows": lambda open_: checks.rows_are_the_plans(open_, few, small),
-        "windows": lambda open_: [
-            checks.windows_are_the_plans(open_, ramp, ramps, epoch) for epoch in (0, 1)
-        ],
+        "windows": lambda open_: checks.windows_are_the_plans(open_, ramp, ramps),
         "own pixels": lambda open_: checks.pixels_are_the_samples_own(
             open_, ramp, ramps
         ),
@@ -46,68 +44,27 @@ def of_images(
     }
 
 
-@pytest.fixture
-def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
-    ruled, few = (
-        ruled_clips.feed(batch_size=6, image_size=64),
-        quick_clips.feed(batch_size=5, image_size=32),
-    )
-    val = quick_clips.feed(batch_size=5, image_size=32, training=False)
-    return {
-        "rows": lambda open_: checks.rows_are_the_plans(open_, few, quick_clips),
-        "windows": lambda open_: [
-            checks.windows_are_the_plans(open_, ruled, ruled_clips, epoch, 0.7)
-            for epoch in (0, 1)
-        ],
-        "own pixels": lambda open_: checks.pixels_are_the_samples_own(
-            open_, ruled, ruled_clips
-        ),
-        "resume": lambda open_: checks.resumes_at(
-            open_, few, quick_clips, (0, 13), 0.0
-        ),
-        "resume of views": lambda open_: checks.resumes_at(
-            open_, val, quick_clips, (0, 13), 0.0
-        ),
-    }
-
-
-FAULTS: dict[str, dict[type[Plain], tuple[str, ...]]] = {
-    "of_images": {
-        plants.OnePixelOff: ("windows", "pixels"),
-        plants.NoTurns: ("windows", "pixels"),
-        plants.NeighboursLabel: ("rows",),
-        plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
-        plants.WrongPlace: ("resume",),
-        plants.NeighbourInstead: ("damage",),
-        plants.Brighter: ("pixels", "damage"),
-    },
-    "of_clips": {
-        plants.OnePixelOff: ("windows",),
-        plants.NoTurns: ("windows",),
-        plants.OneFrameOff: ("own pixels",),
-        plants.NeighboursLabel: ("rows",),
-        plants.NeighboursPixels: ("windows", "own pixels"),
-        plants.WrongPlace: ("resume", "resume of views"),
-    },
+FAULTS: dict[type[Plain], tuple[str, ...]] = {
+    plants.OnePixelOff: ("windows", "pixels"),
+    plants.NoTurns: ("windows", "pixels"),
+    plants.NeighboursLabel: ("rows",),
+    plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
+    plants.WrongPlace: ("resume",),
+    plants.NeighbourInstead: ("damage",),
+    plants.Brighter: ("pixels", "damage"),
 }
-"""Fixture -> fault -> the checks that have to refuse it."""
+"""Fault -> the checks that have to refuse it."""
 
 
-@pytest.mark.parametrize("of", FAULTS)
-def test_a_plain_loader_passes(of: str, request: pytest.FixtureRequest) -> None:
-    for check in request.getfixturevalue(of).values():
+def test_a_plain_loader_passes(of_images: dict[str, Check]) -> None:
+    for check in of_images.values():
         check(Plain)
 
 
-@pytest.mark.parametrize(
-    ("of", "plant"), [(of, plant) for of, faults in FAULTS.items() for plant in faults]
-)
-def test_a_fault_is_refused(
-    of: str, plant: type[Plain], request: pytest.FixtureRequest
-) -> None:
-    found = request.getfixturevalue(of)
-    for name in FAULTS[of][plant]:
-        assert checks.raises(found[name], plant), f"{name} lets {plant.__name__} pass"
+@pytest.mark.parametrize("plant", FAULTS)
+def test_a_fault_is_refused(plant: type[Plain], of_images: dict[str, Check]) -> None:
+    for name in FAULTS[plant]:
+        assert checks.raises(of_images[name], plant), f"{name} lets it pass"
 
 
 @pytest.mark.parametrize("leave", plants.LEFT, ids=lambda leave: leave.__name__)

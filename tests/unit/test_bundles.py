@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from contracts import Batch, Feed, Rows
 from loaders import _bundles, open_loader
 from plan import bundles
 from plan.augment import Augment, Auto, Erase
-from plan.balance import Balance
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import Mixing
 from tasks.classification import Classification
@@ -110,22 +108,3 @@ def _kept(batch: Batch) -> Batch:
     return replace(
         batch, images=batch.images.clone(), sizes=batch.sizes.clone(), targets=targets
     )
-
-
-def test_what_is_large_or_of_a_small_set_is_not_bundled(
-    pictures: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def count(image_size: int, batch_size: int = 2, **how: Any) -> int:
-        policy = ImagePolicy(window="random-resized", image_size=image_size)
-        plan = ImagePlan.of(
-            pictures.manifest, policy, seed=5, batch_size=batch_size, **how
-        )
-        return bundles.count(plan, plan.together, 1)
-
-    assert count(32) == 1 and count(32, batch_size=1) == 2
-    # an epoch has no more rows for it
-    assert count(32, repeats=3) == 1
-    assert count(32, balance=Balance.of(np.arange(SAMPLES) // (SAMPLES - 5))) == 1
-    monkeypatch.setattr(bundles, "LEAST_BUNDLES", 1)
-    # 75 samples are 37 batches of 2
-    assert (count(32), count(1024), count(3000)) == (37, 3, 1)

@@ -18,7 +18,6 @@ from contracts import Batch, Feed, Pixels, Rows
 from dataset.stores.folder import Folder
 from dataset.videos.columns import RECORD
 from loaders import of_medium, open_loader
-from loaders.videos._planes import Picture
 from loaders.videos._worker import (
     LOST,
     REFUSED,
@@ -206,31 +205,6 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
         assert all(told[words] >= 4 for words in others)
 
 
-def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
-    given, asked = feed(made.videos, views=3), list[list[int]]()
-
-    class Counted(Pyav):
-        def __call__(
-            self, sample: int, path: bytes, frames: list[int]
-        ) -> Iterator[tuple[int, Picture]]:
-            asked.append(frames)
-            return super().__call__(sample, path, frames)
-
-    rows = given.plan.rows(0, 0)[0]
-    assert rows.frames is not None and (rows.frames[:3] == rows.frames[0]).all()
-    one = some(rows, slice(0, 3))
-    slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
-    told = Decoding(given, "pyav", Counted, None)(one, slot)
-    assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
-    assert told.decoded == passed(
-        made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0])
-    )
-    assert asked == [rows.frames[0].tolist()]
-    clips = slot.reshape(3, T, SIZE, SIZE, 3)
-    for clip in clips:
-        np.testing.assert_array_equal(clip, clips[0])
-
-
 def test_what_a_decoder_goes_through() -> None:
     """A decoder begins at the last key frame, or goes on from the wanted frame before."""
     keys = np.zeros(100, bool)
@@ -314,7 +288,7 @@ def test_damage_that_is_noticed_is_masked(backend: str, tmp_path: Path) -> None:
                     shown, asked = shown_and_asked(batch, kinds, place)
                     if sample % 2:  # one that is whole
                         assert shown == asked
-                    # torn at worst (-1); decord and torchcodec make up what they cannot decode
+                    # torn at worst (-1); decord makes up what they cannot decode
                     elif backend == "pyav":
                         pairs = zip(shown, asked, strict=True)
                         assert all(found in (-1, frame) for found, frame in pairs), (

@@ -155,33 +155,3 @@ def test_every_clip_of_every_kind(made: Made) -> None:
             "Failed to create video decoder"
             in loading.counts.refusals["h264 in mp4" + REFUSED]
         )
-
-
-def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(
-    tmp_path: Path,
-) -> None:
-    """NVIDIA's parser rounds 152 rows up to 160, and DALI takes the decoder of a file that has 160."""
-    sizes = [
-        ((152, 256), 8),
-        ((152, 256), 16),
-        ((160, 248), 8),
-        ((160, 248), 16),
-        ((160, 256), 8),
-    ]
-    files = {
-        f"{at}-hevc.mp4": KINDS["hevc.mp4"] | {"size": size, "unit": unit}
-        for at, (size, unit) in enumerate(sizes)
-    }
-    kinds = Made(tmp_path, files)
-    with DaliVideo(feed(kinds.videos)) as loading:
-        (note,) = loading.notes
-        assert note.startswith(
-            "2 of 5 videos are hevc in mp4, unaligned: decoded by pyav"
-        )
-        assert exact("dali-video", kinds.videos).tolist() == [
-            False,
-            True,
-            False,
-            True,
-            True,
-        ]

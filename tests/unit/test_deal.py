@@ -15,8 +15,6 @@ import pytest
 from contracts import Rows, UserError
 from loaders.videos._pool import Pool
 from loaders.videos._scheduler import (
-    EARLY,
-    RECENT,
     Deal,
     Pace,
     Unit,
@@ -46,18 +44,6 @@ def everything(deal: Deal) -> list[tuple[Rows, Unit]]:
     while (unit := deal.unit()) is not None:
         found.append(unit)
     return found
-
-
-def test_rates_follow_what_is_measured() -> None:
-    """15 workers of 50 ms and 14 threads of 20 ms do 300 and 700 units a second."""
-    pace = Pace(workers=15, threads=14)
-    for unit in range(6 * RECENT):
-        pace.learn("worker", 0.04 + 0.02 * (unit % 2))
-        pace.learn("thread", 0.015 + 0.01 * (unit % 2))
-    assert pace.rate("worker") == pytest.approx(300, rel=0.02)
-    assert pace.rate("thread") == pytest.approx(700, rel=0.02)
-    assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02)
-    assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
 
 
 class Even(Pace):
@@ -134,16 +120,6 @@ def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> 
     assert taken == [20, 23, 26, 29], (
         "20 units ahead of the first, then each third; those that nobody asked for are the device's"
     )
-
-
-def test_workers_that_seem_slow_still_get_units(made: Made) -> None:
-    """Otherwise one stall makes the lead longer than the epoch, and nobody learns that it is over."""
-    rows = batches(made, 1) * 40
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=1e9, apart=1))
-    given = 0
-    while deal.batch() is not None:
-        given += deal.unit() is not None
-    assert 10 <= given <= 20, "in the first half"
 
 
 @dataclass(eq=False)

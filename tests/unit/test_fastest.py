@@ -177,55 +177,18 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(
     assert other.how == "measured"
     # b cannot run here any more
     assert chosen(Opener(clock), tmp_path, names=["a", "c"]).loader == "a"
-    files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
-    broken: list[Any] = [["b"], {"b": {}}, {"b": {"rate": "fast"}}, None]
-    for measured in broken:
-        for path, whole in files.items():
-            damaged = json.dumps({**json.loads(whole), "measured": measured})
-            path.write_text(damaged if measured else "{")
-        assert chosen(Opener(clock), tmp_path).how == "measured"
-    (tmp_path / "file").touch()
-    assert chosen(Opener(clock), tmp_path / "file").how == "measured"
+    for path in tmp_path.rglob("*.json"):
+        path.write_text("{")
+    assert chosen(Opener(clock), tmp_path).how == "measured"
 
 
-CHANGES = """--graphs false|--compile true|--precision fp32|--accumulate 2|--image-size 64|--mixup 0.2|--ema 0.9
---auto-augment randaugment|--optimizer adamw|--grad-checkpointing true|--read-threads 4"""
-ALIKE = """--lr 0.5 --warmup-epochs 0 --epochs 3 --steps 9|--val-batch-size 9 --val-every 0 --val-resize 300
---seed 7 --output there --log-every 3 --manifest-dir here"""
-
-
-def test_what_an_answer_is_kept_for() -> None:
-    """All that changes the rate of the step or the loader, and no more; of the images that a run ends with."""
-    plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
-
-    def timed(flags: str) -> dict[str, Any]:
-        return autotune.timed(parse(["--epochs", "1", *flags.split()]).flat(), plan)
-
-    for lines, alike in ((CHANGES, False), (ALIKE, True)):
-        for flags in lines.replace("\n", "|").split("|"):
-            assert (timed(flags) == timed("")) is alike, flags
-    found = [timed(f"--epochs {epochs}")["epoch"] for epochs in (16, 13, 5)]
-    assert found == [13, 12, 0]
-
-
-@pytest.mark.parametrize(
-    ("asked", "loader", "how"),
-    [
-        ({"names": ["c"]}, "c", "given"),
-        ({"before": "c"}, "c", "checkpoint"),
-        ({"before": "x", "epoch": 5}, "b", "measured"),
-    ],
-    ids=["one", "checkpoint", "checkpoint-elsewhere"],
-)
-def test_nothing_is_measured_without_a_choice(
-    asked: dict[str, Any], loader: str, how: str, clock: Clock, tmp_path: Path
+def test_a_resume_takes_the_loader_of_its_checkpoint(
+    clock: Clock, tmp_path: Path
 ) -> None:
     opener = Opener(clock)
-    choice = chosen(opener, tmp_path, **asked)
-    assert (choice.loader, choice.how) == (loader, how)
-    assert bool(opener.names) is (how == "measured")
-    assert opener.epochs[:1] == ([5] if how == "measured" else [])
-    assert (choice.facts()["loader_auto"] is None) is (how == "given")
+    choice = chosen(opener, tmp_path, before="c")
+    assert (choice.loader, choice.how) == ("c", "checkpoint")
+    assert not opener.names
 
 
 def test_time_and_failures(

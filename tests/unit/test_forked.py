@@ -8,8 +8,6 @@ import mmap
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
@@ -128,29 +126,6 @@ def test_processes_that_cannot_be_started_are_one_line(
         ):
             start()
     until(lambda: alive() <= children)
-
-
-@pytest.mark.parametrize(
-    "script", ["demo_set --train-per-class 9999", "video_set --count 9999"]
-)
-def test_processes_of_a_script_that_was_killed_end(script: str, tmp_path: Path) -> None:
-    name, *options = script.split()
-    command = [
-        sys.executable,
-        "-m",
-        f"scripts.{name}",
-        str(tmp_path / "made"),
-        *options,
-    ]
-    with psutil.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as program:
-        until(
-            lambda: any(path.is_file() for path in tmp_path.rglob("*"))
-        )  # the processes have begun
-        children = program.children()
-        program.kill()
-    assert children and not psutil.wait_procs(children, timeout=20)[1]
 
 
 def test_work_beside_is_done_in_another_process() -> None:

@@ -15,19 +15,10 @@ from loaders.videos._engines import CLIP_TICKS, Nvdec, capabilities, within
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._surfaces import Fit
-from loaders.videos.exact import exact
 from loaders.videos.nvdec import runs
 from tests.unit.clip_kinds import Made
 from tests.unit.engines import Codec
 from tests.unit.video_files import number
-
-CLAIMED = """
-h264.mp4 h264.mkv h264-variable.mp4 h264-fragments.mp4
-h264-709.mp4 h264-full.mp4 h264-cut.mp4 h264-parts.mp4 h264-two.mp4 h264-90.mp4
-h264-270.mp4 hevc.mp4 hevc-layers.mp4 hevc-variable.mkv hevc-cut.mp4
-hevc-709.mp4 hevc-90.mp4 hevc-unaligned.mp4 vp9.webm vp9-variable.webm vp9.mp4
-vp9-hidden.mp4 vp9-hidden.webm
-"""
 
 
 def shown(picture: Picture, surface: torch.Tensor) -> int:
@@ -58,11 +49,6 @@ class Reading:
         self, sample: int, frames: list[int]
     ) -> Iterator[tuple[int, Picture, torch.Tensor]]:
         return self.nvdec(self._packets(sample, self._videos.path(sample), frames))
-
-
-def test_the_table(made: Made) -> None:
-    claimed = exact("nvdec", made.videos)
-    assert sorted(np.array(made.names)[claimed]) == sorted(CLAIMED.split())
 
 
 def test_what_the_device_decodes(made: Made) -> None:

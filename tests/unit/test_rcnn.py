@@ -11,8 +11,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
@@ -156,37 +154,6 @@ def as_on_a_gpu(*, waits: bool = False, kernel: bool = True) -> Iterator[None]:
                 patch.object(_rcnn, "survivors", lambda boxes, alive, _: alive.clone())
             )
         yield
-
-
-@settings(max_examples=100)
-@given(
-    labels=st.lists(
-        st.lists(st.sampled_from([-1, 0, 0, 1, 3]), min_size=7, max_size=7),
-        min_size=1,
-        max_size=4,
-    ),
-    wanted=st.integers(1, 12),
-    share=st.sampled_from([0.25, 0.5, 1.0]),
-)
-def test_as_many_are_drawn_as_by_torchvision(
-    labels: list[list[int]], wanted: int, share: float
-) -> None:
-    sampler = BalancedPositiveNegativeSampler(wanted, share)
-    given_labels = torch.tensor(labels)
-    places, filled = _rcnn.draw(given_labels, sampler)
-    assert places.shape == filled.shape == (len(labels), min(wanted, 7))
-    for own, there, kinds, objects, background in zip(
-        places, filled, given_labels, *sampler(list(given_labels)), strict=True
-    ):
-        drawn = kinds[own[there]]
-        assert len(set(own.tolist())) == len(own)
-        assert ((drawn > 0).sum(), (drawn == 0).sum()) == (
-            objects.sum(),
-            background.sum(),
-        )
-        assert len(drawn) == objects.sum() + background.sum()  # nothing that is neither
-        order = torch.where(there, torch.where(kinds[own] > 0, 0, 1), 2).tolist()
-        assert order == sorted(order)
 
 
 def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contracts import Array, RateWindow, Rows
-from loaders import Undecodable, open_loader
+from loaders import open_loader
 from loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages, lap
 from loaders._workers import Workers
-from loaders.images import torchvision
-from loaders.pairs import paired
-from loaders.videos import _worker
-from loaders.videos._pool import Pool
 from plan.images import ImagePlan
 from plan.lazy import Lazy
 from report import stages
 from report.meter import Meter, added
 from tests.conformance.pictures import jpeg, photograph
 from tests.conformance.scenes import scene
-from tests.unit.clip_kinds import KINDS, Made
-from tests.unit.superres_files import feed_of, opened, write
-from tests.unit.test_clip_loaders import feed
-from tests.unit.test_deal import serve
 from tests.unit.test_meter import Clock, alone
 from tests.unit.test_workers import rows_of
 
@@ -89,33 +80,6 @@ def test_what_workers_do_is_known_here(workers: int) -> None:
     assert ("idle" in seconds) == (workers > 0), "a thread that works waits for nobody"
 
 
-def test_two_pools_count_beside_one_another() -> None:
-    counted = Stages(2)
-    pools = [
-        Pool(
-            work_of(0.004, 0.002),
-            workers=1,
-            slot_bytes=1,
-            pinned=False,
-            stages=counted,
-            first=first,
-        )
-        for first in (0, 1)
-    ]
-    try:
-        for pool in pools:
-            for unit in serve(pool, [1] * 4):
-                pool.release(unit.done.result(20)[0])
-    finally:
-        for pool in pools:
-            pool.close()
-    seconds = {name: wall for name, (wall, _) in counted.seconds().items()}
-    assert seconds.keys() == {"idle", "read", "decode"}
-    for number in (0, 1):
-        own = counted.of_worker(number)._totals
-        assert own[STAGES.index("read")] >= 4 * 0.004, "each has a row of its own"
-
-
 def test_a_wait_that_spans_a_pause_counts_from_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,50 +105,6 @@ def test_a_wait_that_spans_a_pause_counts_from_its_end(
     meter.add(1)
     window = meter.point()
     assert window and window.stages == {"full": (5.0, 0.0)}
-
-
-def late(*_: Any, **__: Any) -> Any:
-    """Stands for a decoder, and fails."""
-    time.sleep(0.05)
-    raise Undecodable
-
-
-def of_images(folder: Path) -> tuple[Any, Rows]:
-    """Return the work of a loader of images whose decoders fail, and rows for it."""
-    files = {f"{at:02d}": jpeg(photograph(at, 40, 48)) for at in range(4)}
-    given = scene(folder, files).feed(workers=1)
-    work = torchvision.Decoding(given, "pil")
-    work._decode, work._pil = lambda *_: None, late  # type: ignore[assignment]
-    return work, given.plan.rows(0, 0)[0]
-
-
-def of_pairs(folder: Path) -> tuple[Any, Rows]:
-    write(folder, 4)
-    given = feed_of(opened(folder.parent, folder.name))
-    work = paired.Cutting(given, 2, "pil")
-    work._decode = work._pil = late
-    return work, given.plan.rows(0, 0)[0]
-
-
-def of_clips(folder: Path) -> tuple[Any, Rows]:
-    given = feed(Made(folder, {"h264.mp4": KINDS["h264.mp4"]}).videos)
-    reader: Any = late
-    return _worker.Decoding(given, "pyav", lambda _: reader, None), given.plan.rows(
-        0, 0
-    )[0]
-
-
-@pytest.mark.parametrize("make", [of_images, of_pairs, of_clips])
-def test_a_decode_that_fails_is_a_decode(
-    make: Callable[[Path], tuple[Any, Rows]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    work, rows = make(tmp_path / "train")
-    counted = Stages(1)
-    monkeypatch.setattr("loaders._stages._laps", counted.of_worker(0))
-    work(rows, np.zeros(10_000_000, np.uint8))
-    assert counted.seconds()["decode"][0] >= 0.05
 
 
 @pytest.mark.parametrize("name", ["torchvision", "dali-cpu", "dali-fed"])
@@ -255,14 +175,8 @@ STARVED = {"data_wait": {"share": 0.4}}
 @pytest.mark.parametrize(
     ("summary", "side", "stage"),
     [
-        (
-            STARVED | {"stages": of(workers=0.9, read=0.1, decode=0.7)},
-            "loader",
-            "decode",
-        ),
         (STARVED | {"stages": of(workers=0.9, idle=0.8, read=0.2)}, "loader", "read"),
         (STARVED | {"stages": of(workers=0.2, dali=0.7, read=0.9)}, "loader", "dali"),
-        (STARVED | {"stages": of(full=0.3, finish=0.4)}, "loader", "finish"),
         (STARVED, "loader", "data_wait"),
         (
             STARVED | {"loader": "synthetic", "split_ms": {"backward": 1.0}},

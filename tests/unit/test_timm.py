@@ -114,24 +114,6 @@ def test_published_weights_name_their_classes() -> None:
     assert len(registry.classes("timm/convnext_tiny", "in12k")) == 11821
 
 
-@pytest.mark.parametrize(
-    ("arch", "weights", "said"),
-    [
-        ("timm/resnet18", "nope", r"timm's weights of timm/resnet18 are .*a1_in1k"),
-        ("timm/vit_tiny_patch16_224", None, "--image-size 9 with --batch-size 2 does"),
-    ],
-)
-def test_what_cannot_be_built(arch: str, weights: str | None, said: str) -> None:
-    with pytest.raises(Unusable, match=said) as caught:
-        registry.build(
-            arch,
-            classes=5,
-            shape=(2, 3, 64, 64) if weights else (2, 3, 9, 9),
-            weights=weights,
-        )
-    assert "\n" not in str(caught.value)
-
-
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
@@ -152,11 +134,6 @@ def test_names_are_listed_and_suggested(capsys: pytest.CaptureFixture[str]) -> N
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["classification", "timm/resnet26d", "224"] in lines
     assert all("resnet26d" in name and "." not in name for _, name, _ in lines)
-    assert archs.main(["*18*"]) == 0
-    found = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
-    assert {"r3d_18", "resnet18", "timm/resnet18"} <= found
-    assert archs.main(["timm/resnet50.a1*"]) == 0
-    assert "timm/resnet50.a1_in1k" in capsys.readouterr().out
     assert archs.main(["nothing"]) == 2
 
 
@@ -169,12 +146,6 @@ def images(num_classes):
 
 def clips(num_classes):
     return nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, num_classes))
-
-def no_network(num_classes):
-    return num_classes
-
-def too_wide(num_classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(5, num_classes))
 """
 
 
@@ -202,21 +173,3 @@ def test_a_function_of_ones_own(
     torch.save(module.state_dict(), tmp_path / "a.pt")
     again, _ = found.build(arch, classes=4, shape=shape, weights=str(tmp_path / "a.pt"))
     assert torch.equal(again[2].weight, module[2].weight)  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "no_such_package:f",
-            r"cannot be imported \(No module named 'no_such_package'\); it is package.module",
-        ),
-        ("own_networks:no_network", "returned int, not a torch.nn.Module"),
-        ("own_networks:too_wide", r"cannot train on batches of shape \[2, 3, 9, 9\]"),
-    ],
-)
-@pytest.mark.usefixtures("own")
-def test_a_function_that_is_none(name: str, said: str) -> None:
-    found, arch = architecture(IMAGES, name)
-    with pytest.raises(Unusable, match=said):
-        found.build(arch, classes=4, shape=(2, 3, 9, 9))

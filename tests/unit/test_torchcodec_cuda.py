@@ -11,7 +11,6 @@ import torch
 from loaders import Undecodable, open_loader
 from loaders.videos.exact import exact
 from loaders.videos.torchcodec_cuda import groups, joined, loader
-from tests.conformance.scenes import here
 from tests.unit.clip_kinds import Made
 from tests.unit.test_clip_loaders import T, feed, shows_what_is_asked
 
@@ -47,11 +46,12 @@ def test_planes_become_a_surface() -> None:
             joined(planes, 4, 6)
 
 
-@pytest.mark.skipif(not here("torchcodec"), reason="torchcodec cannot be imported")
 @pytest.mark.parametrize("views", [1, 3])
 def test_every_clip_of_every_kind(made: Made, views: int) -> None:
-    from torchcodec import decoders
-
+    try:
+        from torchcodec import decoders
+    except (ImportError, OSError, RuntimeError):
+        pytest.skip("torchcodec cannot be imported")
     given = feed(made.videos, views=views)
     with open_loader("pyav", given) as reference, loader(given, decoders) as loading:
         for epoch in (0, 1):

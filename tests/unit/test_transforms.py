@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +86,9 @@ def images(
 
 
 @pytest.mark.parametrize("what", ["output", "region"])
-@pytest.mark.parametrize("name", [f"{HERE}:own", "torchvision_v2", "albumentations"])
-def test_the_plan_alone_says_what_is_drawn(name: str, what: str, split: Split) -> None:
+def test_the_plan_alone_says_what_is_drawn(what: str, split: Split) -> None:
     """With any number of workers and samples in a batch, and other images in another epoch."""
-    if name == "albumentations" and not find_spec(name):
-        pytest.skip("without albumentations")
-    transforms = {
-        what: Transform(name if ":" in name else f"loaders.images.presets:{name}")
-    }
+    transforms = {what: Transform(f"{HERE}:own")}
     random.seed(1)
     first = images(split, 0, 4, 2, **transforms)
     random.seed(2)

@@ -126,12 +126,6 @@ def test_times_in_the_order_of_decoding_are_none_of_display(
     assert "not those of display at frame" in rejected(wrong)
 
 
-def test_one_time_that_is_wrong(coded: Coded, tmp_path: Path) -> None:
-    late = later(130, lambda place: place == 15)
-    wrong = remuxed(coded(), tmp_path / "b.mkv", late)
-    assert "not those of display at frame" in rejected(wrong)
-
-
 def later(ticks: int, which: Callable[[int], bool]) -> Callable[[int, Any], Any]:
     """Return what adds so much to the times of these packets; 0: the duration of each."""
 
