@@ -23,11 +23,11 @@ from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import IGNORE, packed, padded
 from settings.config import Config
+from tasks import _results
 from tasks._coco import evaluator_classes, lines, score
 from tasks._coco_ap import CocoAP, rows_of
 from tasks._detections import Found, Unannotated, write_detections
 from tasks._plans import detection_policies, opened, pair
-from tasks._results import Results
 from tasks.kind import Predicting, Splits, TaskKind
 
 ARCH = "fasterrcnn_resnet50_fpn_v2"
@@ -158,7 +158,6 @@ class Detection:
     def metric(self, device: torch.device) -> Metric:
         return (CocoAP if self.scored else Found)(
             self.columns,
-            device,
             source=self.source,
             masks=self.masks,
             keypoints=self.keypoints,
@@ -302,13 +301,13 @@ class DetectionKind(TaskKind):
                 "--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations"
             )
         evaluator_classes(evaluator)
-        results = Results.read(file)
+        entries, kinds = _results.read(file)
         cache = cache_folder(config.data.manifest_dir)
         with console.counting("val") as progress:
             columns = open_coco(
                 local(root, cache),
                 "val",
-                keypoints="keypoints" in results.kinds,
+                keypoints="keypoints" in kinds,
                 images=False,
                 cache=cache,
                 rescan=config.data.rescan,
@@ -317,8 +316,8 @@ class DetectionKind(TaskKind):
         for line in (columns.left_out, *columns.warnings):
             if line:
                 console.warn(f"val: {line}")
-        found = results.checked(columns)
-        for kind in results.kinds:
+        for kind in kinds:
+            found = _results.checked(file, entries, kind, columns)
             scores = score(columns, found, kind=kind, evaluator=evaluator)
             for line in lines(scores, columns):
                 console.info(line)
@@ -332,16 +331,11 @@ class SquaresKind(DetectionKind):
 
 
 def _with_masks(columns: Any, arch: str, console: Console) -> Any:
-    """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
+    """Return the columns without usable boxes that lack a segmentation, and say how many these are."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
     drawn = (np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1)
-    without = int(np.count_nonzero(usable & ~drawn))
-    if without and not (usable & drawn).any():
-        raise UserError(
-            f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
-            f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
-        )
+    without = np.count_nonzero(usable & ~drawn)
     if without:
         console.warn(
             f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, "

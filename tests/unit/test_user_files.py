@@ -19,7 +19,7 @@ from dataset.videos.file_list import read_list
 from engine import checkpoint
 from models import Unusable, _weights
 from settings.preset import read_preset
-from tasks._results import Results
+from tasks import _results
 
 
 def _coco(path: Path) -> object:
@@ -40,7 +40,7 @@ def _tar(path: Path) -> object:
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "preset": ("run.yaml", read_preset),
-    "score": ("val_boxes.json", Results.read),
+    "score": ("val_boxes.json", _results.read),
     "coco": ("coco/annotations/instances_train2017.json", _coco),
     "tar": ("data/train/a.tar", _tar),
     "lmdb": (
