@@ -11,17 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pycocotools import mask as coder
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from contracts import UserError
 from dataset.coco.scan import open_coco
-from tasks import _coco, _masks, _results
+from tasks import _coco, _results
 from tasks._coco import Detections, Scores
-from tests.unit.coco_files import counts as runs_of
 from tests.unit.coco_files import write_coco
 
 pytest.importorskip("faster_coco_eval")
@@ -70,18 +67,10 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
     )
 
 
-def guesses(
-    columns: Any,
-    kind: str,
-    *,
-    seed: int,
-    each: int = 2,
-    wrong: float = 0.2,
-    digits: int = 1,
-) -> Detections:
-    """`each` shapes near every object, crowds too, other classes now and then, many tied scores."""
+def guesses(columns: Any, kind: str, *, seed: int, digits: int = 1) -> Detections:
+    """Four shapes near every object, crowds too, other classes now and then, many tied scores."""
     rng = np.random.default_rng(seed)
-    which = rng.permutation(np.repeat(np.arange(len(columns.area)), each))
+    which = rng.permutation(np.repeat(np.arange(len(columns.area)), 4))
     which = which[rng.random(len(which)) < 0.9]
     image = np.repeat(
         np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets)
@@ -92,7 +81,7 @@ def guesses(
     boxes[:, 2:] = np.maximum(boxes[:, 2:], 1)
     categories = columns.category_ids[columns.category[which]]
     categories = np.where(
-        rng.random(len(which)) < wrong,
+        rng.random(len(which)) < 0.2,
         rng.choice(columns.category_ids, len(which)),
         categories,
     )
@@ -146,42 +135,21 @@ def written(found: Detections, kind: str) -> bytes:
     return _results.written(_results.entries(found, kind))
 
 
-def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
-    """Both evaluators and pycocotools by hand, to 1e-12; the figures."""
-    columns = own.columns(kind)
-    faster, plain = (
-        scored(columns, found, kind, evaluator) for evaluator in EVALUATORS
-    )
-    np.testing.assert_allclose(faster.precision, plain.precision, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(faster.stats, plain.stats, rtol=0, atol=1e-12)
-    assert faster.figures().keys() == plain.figures().keys()
-    expected = own.by_hand(found, kind)
-    assert len(expected) == (10 if kind == "keypoints" else 12)
-    np.testing.assert_allclose(
-        list(plain.figures().values()), expected[expected > -1], rtol=0, atol=1e-12
-    )
-    return faster.figures()
-
-
+@pytest.mark.parametrize("digits", [1, 8])
+@pytest.mark.parametrize("evaluator", EVALUATORS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=6)
-@given(
-    seed=st.integers(0, 2**32),
-    # pycocotools.mask.area takes no more than 255 masks, and over 100 in an image are left out
-    each=st.sampled_from([1, 4, 20]),
-    wrong=st.sampled_from([0.0, 0.5]),
-    digits=st.sampled_from([0, 1, 8]),
-)
-def test_evaluators_agree(
-    drawn: Set, kind: str, seed: int, each: int, wrong: float, digits: int
+def test_figures_are_those_of_the_files(
+    drawn: Set, kind: str, evaluator: str, digits: int
 ) -> None:
-    check_equal(
-        drawn,
-        guesses(
-            drawn.columns(kind), kind, seed=seed, each=each, wrong=wrong, digits=digits
-        ),
-        kind,
-    )
+    """To 1e-12."""
+    columns = drawn.columns(kind)
+    found = guesses(columns, kind, seed=digits, digits=digits)
+    expected = drawn.by_hand(found, kind)
+    assert len(expected) == (10 if kind == "keypoints" else 12)
+    scores = scored(columns, found, kind, evaluator)
+    figures = list(scores.figures().values())
+    assert np.mean([*scores.by_category().values()]) == pytest.approx(figures[0])
+    np.testing.assert_allclose(figures, expected[expected > -1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)
@@ -242,7 +210,7 @@ BAD: list[Any] = [
     [entry(), entry(image_id=5)],
     [entry(category_id=2)],
     [entry(), entry(bbox=[1, 2, -3, 4])],
-    [entry(bbox=[1, 2, 3, -(10**400)])],
+    [entry(bbox=[10**400, 2, 3, 4])],
     *(
         [entry(segmentation={"size": size, "counts": counts})]
         for size, counts in (([64, 80], [5119]), ([64, 80], "0 0"), ([9, 9], [81]))
@@ -259,26 +227,3 @@ def test_bad_files_get_one_line(drawn: Set, tmp_path: Path, content: Any) -> Non
         read(path, drawn.columns("boxes"))
     line = str(raised.value)
     assert line.startswith(f"--score {path}: ") and "\n" not in line
-
-
-@settings(max_examples=100)
-@given(
-    seed=st.integers(0, 2**32),
-    height=st.integers(1, 30),
-    width=st.integers(1, 300),
-    share=st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]),
-)
-def test_good_run_lengths_are_taken_as_they_are(
-    seed: int, height: int, width: int, share: float
-) -> None:
-    mask = np.random.default_rng(seed).random((height, width)) < share
-    code = coder.encode(np.asfortranarray(mask.astype(np.uint8)))
-    assert (
-        _masks.checked(
-            {"size": [height, width], "counts": code["counts"].decode()}, height, width
-        )
-        == _masks.checked(
-            {"size": [height, width], "counts": runs_of(mask)}, height, width
-        )
-        == code
-    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from models import Unusable
 from models.superres import build, classes, enlarged, luma, names, native
 
 
@@ -49,3 +52,18 @@ def test_luma_is_matlabs() -> None:
     assert levels.tolist() == pytest.approx(
         [16, 235, 81.481, 144.553, 40.966], abs=1e-9
     )
+
+
+def test_weights_are_a_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        Unusable, match="no such file, and espcn has no published weights"
+    ):
+        build("espcn", scale=2, shape=(1, 3, 8, 8), weights="DEFAULT")
+    module, _ = build("espcn", scale=2, shape=(1, 3, 8, 8))
+    torch.save(module.state_dict(), tmp_path / "w.pt")
+    again, loaded = build(
+        "espcn", scale=2, shape=(1, 3, 8, 8), weights=str(tmp_path / "w.pt")
+    )
+    assert not loaded.anew
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, module.state_dict()[name]), name
