@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import Array
 
 KINDS = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
 """What is scored -> COCO's name of it."""
@@ -117,23 +117,6 @@ class Scores:
         return precision[:, there].mean(axis=1)
 
 
-def evaluator_classes(evaluator: str) -> tuple[Any, Any]:
-    """Import --evaluator: what holds annotations, and what compares them. Raises UserError."""
-    try:
-        if evaluator == "pycocotools":
-            from pycocotools.coco import COCO
-            from pycocotools.cocoeval import COCOeval
-
-            return COCO, COCOeval
-        import faster_coco_eval  # type: ignore[import-untyped]
-
-        return faster_coco_eval.COCO, faster_coco_eval.COCOeval_faster
-    except (ImportError, OSError) as error:
-        raise UserError(
-            f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}"
-        ) from None
-
-
 def score(
     columns: Any, entries: list[dict[str, Any]], *, kind: str, evaluator: str
 ) -> Scores:
@@ -141,15 +124,20 @@ def score(
 
     What evaluators print is caught. They add fields to the entries.
     """
-    holder, comparer = evaluator_classes(evaluator)
+    if evaluator == "pycocotools":
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    else:
+        from faster_coco_eval import COCO  # type: ignore[import-untyped]
+        from faster_coco_eval import COCOeval_faster as COCOeval
     with contextlib.redirect_stdout(io.StringIO()):
-        truth = holder()
+        truth = COCO()
         truth.dataset = ground_truth(columns, kind)
         truth.createIndex()
-        found = holder()
+        found = COCO()
         if entries:  # of none pycocotools raises IndexError
             found = truth.loadRes(entries)
-        run = comparer(truth, found, KINDS[kind])
+        run = COCOeval(truth, found, KINDS[kind])
         keypoints = columns.keypoints.shape[1]
         if kind == "keypoints" and keypoints != PERSON_KEYPOINTS:
             run.params.kpt_oks_sigmas = np.full(keypoints, SIGMA)

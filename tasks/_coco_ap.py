@@ -75,7 +75,8 @@ class CocoAP:
         They are boxes [N, 4], labels, scores [N], masks [N, 1, M, M] and keypoints [N, K, 3]. Waits for the
         device, as the detector has done to choose among its boxes.
         """
-        rows = rows_of(batch)
+        rows = batch.rows
+        assert rows is not None
         for place in np.flatnonzero(rows.valid).tolist():
             # `finite`, a bool, is what the detector says of it
             found = {
@@ -177,12 +178,3 @@ def spread(samples: int, count: int) -> list[int]:
     """Choose at most `count` of so many samples, at equal distances, the first and the last among them."""
     places = np.linspace(0, samples - 1, min(count, samples)).round()
     return np.unique(places.astype(np.int64)).tolist()
-
-
-def rows_of(batch: Batch) -> Rows:
-    """Return the rows that the batch was made of."""
-    if batch.rows is None:
-        raise ValueError(
-            "detection needs a loader that says which rows a batch was made of"
-        )
-    return batch.rows

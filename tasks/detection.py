@@ -24,8 +24,8 @@ from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import IGNORE, packed, padded
 from settings.config import Config
 from tasks import _results
-from tasks._coco import evaluator_classes, lines, score
-from tasks._coco_ap import CocoAP, rows_of
+from tasks._coco import lines, score
+from tasks._coco_ap import CocoAP
 from tasks._detections import Found, Unannotated, write_detections
 from tasks._plans import detection_policies, opened, pair
 from tasks.kind import Predicting, Splits, TaskKind
@@ -111,7 +111,8 @@ class Detection:
         """
         if self.places:
             return self._padded_inputs(batch)
-        rows = rows_of(batch)
+        rows = batch.rows
+        assert rows is not None
         sizes = [(int(height), int(width)) for height, width in rows.sizes]
         if not self.training:
             return batch.images, sizes, None
@@ -201,7 +202,6 @@ class DetectionKind(TaskKind):
         An architecture that learns masks trains on no box without one. That holds in this process alone:
         columns pickle as their folder.
         """
-        evaluator_classes(config.detection.evaluator)
         found = opened(config, loader, self.content(config), console, model)
         train, val = found["train"], found["val"]
         if not np.array_equal(train.columns.keypoint_name, val.columns.keypoint_name):
@@ -254,12 +254,6 @@ class DetectionKind(TaskKind):
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return the validation of images in which nothing is marked. Raises UserError for what it lacks."""
-        run = config.run
-        if run.tta != "none" or run.predict_format != "csv":
-            flag = "--tta" if run.tta != "none" else "--predict-format"
-            raise UserError(
-                f"{flag} is for classifiers; a detector writes COCO's results: leave it out"
-            )
         parts = _parts(config)
         if parts["keypoints"]:
             raise UserError(
@@ -300,7 +294,6 @@ class DetectionKind(TaskKind):
             raise UserError(
                 "--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations"
             )
-        evaluator_classes(evaluator)
         entries, kinds = _results.read(file)
         cache = cache_folder(config.data.manifest_dir)
         with console.counting("val") as progress:

@@ -112,7 +112,7 @@ class TaskKind(ABC):
         from tasks._plans import transforms  # with torch, which --help-all does without
 
         load = config.loading
-        asked = self.reads("transforms") and not config.run.evaluate
+        asked = self.reads("transforms") and not config.run.uses
         own = {"train": transforms(config.augmentation) if asked else {}, "val": {}}
         train, val = (
             Feed(

@@ -385,8 +385,6 @@ class SuperresKind(TaskKind):
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what enlarges each image. Raises UserError."""
-        if config.run.tta != "none":
-            raise UserError("--tta is for classifiers; leave it out")
         columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
         split = split_of(columns, found.source)
         _, task = self.tasks(config, {"train": split, "val": split}, 0.0)

@@ -76,14 +76,6 @@ def test_small_images_of_which_kind_is_asked(
     assert said in refused(lambda: opened(data))
 
 
-def test_folders_of_large_images(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        write(tmp_path / "data" / split / "any/depth", 3)
-    assert listed(tmp_path / "data", "val") == ["0000.png", "0001.png", "0002.png"]
-    columns = opened(tmp_path / "data").columns
-    assert columns.classes == () and columns.low is None
-
-
 def test_one_folder_validates_on_its_last_tenth(tmp_path: Path) -> None:
     write(tmp_path / "data", 21)
     train, val = (listed(tmp_path / "data", split) for split in ("train", "val"))
@@ -148,13 +140,6 @@ def test_a_mistake_is_one_line(
         change(data)
     line = refused(lambda: opened(data, **how))
     assert said.format(train=data / "train") in line
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    none = refused(lambda: opened(tmp_path / "none"))
-    assert "no such folder; it must be" in none
-    write(tmp_path / "one", 1)
-    assert "one image alone" in refused(lambda: opened(tmp_path / "one"))
 
 
 @pytest.mark.parametrize("kind", ["lmdb", "tar"])
