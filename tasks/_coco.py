@@ -184,6 +184,7 @@ def ground_truth(columns: Any, kind: str) -> dict[str, Any]:
         **shape,
     }
     return {
+        "info": {},  # some versions of pycocotools ask for it
         "images": _entries(images),
         "annotations": _entries(annotations),
         "categories": _entries({"id": columns.category_ids}),

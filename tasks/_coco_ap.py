@@ -176,5 +176,5 @@ class CocoAP:
 
 def spread(samples: int, count: int) -> list[int]:
     """Choose at most `count` of so many samples, at equal distances, the first and the last among them."""
-    places = np.linspace(0, samples - 1, min(count, samples)).round()
-    return np.unique(places.astype(np.int64)).tolist()
+    places = np.linspace(0, samples - 1, min(count, samples))
+    return [int(place) for place in places]

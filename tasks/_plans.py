@@ -97,14 +97,10 @@ def balance(config: Config, columns: Any) -> Balance | None:
     """Return how classes come alike in training with --balance sampler, else None. Raises UserError."""
     if config.optimisation.balance != "sampler" or config.run.uses:
         return None
-    for flag, other in (
-        ("--order sequential", config.data.order != "shuffled"),
-        (f"--repeats {config.augmentation.repeats}", config.augmentation.repeats > 1),
-    ):
-        if other:
-            raise UserError(
-                f"--balance sampler has an order of its own; leave {flag} out"
-            )
+    if config.data.order != "shuffled" or config.augmentation.repeats > 1:
+        raise UserError(
+            "--balance sampler has an order of its own; leave --order and --repeats out"
+        )
     return Balance.of(np.asarray(columns.label))
 
 

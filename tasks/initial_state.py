@@ -270,9 +270,7 @@ def _evaluated(
     ):
         if name in given:
             trained[other] = None
-    taken = {
-        name: value for name, value in trained.items() if name in TAKEN or name in used
-    }
+    taken = {name: value for name, value in trained.items() if name in TAKEN}
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
     return _without_training(schema.build(flat, origin=origin))
 
