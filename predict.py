@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from contracts import Feed, UserError
+from contracts import UserError
 from dataset.unlabelled import open_unlabelled
 from engine import memory, precision
 from engine.checkpoint import Resume
@@ -19,7 +19,7 @@ from loaders import open_loader
 from report import record
 from report.console import Console
 from settings.config import Config
-from tasks import architecture, kind_of, loader_of
+from tasks import architecture, kind_of
 from tasks.initial_state import Start
 from tasks.kind import Asked
 
@@ -46,7 +46,7 @@ def predict(
     assert run.predict is not None
     kind = kind_of(config)
     on_gpu = world.device.type == "cuda"
-    loader_name = loader_of(config, kind, gpu=on_gpu, files=True)
+    loader_name = kind.may_open(config, gpu=on_gpu)[0]
     if loader_name == "synthetic":
         raise UserError("--loader synthetic reads no file; --predict needs another one")
     registry, arch = architecture(kind, config.model.arch)
@@ -94,18 +94,14 @@ def predict(
             memory_format=memory.CHANNELS_LAST[1 + len(plan.sample_shape)]
         )
         pixels = start.pixels(native, precision.dtype_of(precise))
-        workers = world.workers(load.workers)
-        feed = Feed(
-            plan=plan,
-            source=asked.split.source,
-            columns=asked.split.columns,
-            targets=asked.task.targets,
+        _, feed = kind.feeds(
+            config,
+            splits,
+            (plan, plan),
+            (asked.task, asked.task),
             pixels=pixels,
             device=world.device,
-            workers=workers,
-            threads=load.decode_threads or workers,
-            reader=load.reader,
-            pinned=load.pin_memory,
+            workers=world.workers(load.workers),
         )
         console.info(*start.told)
         stop = StopRequest()

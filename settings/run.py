@@ -39,10 +39,12 @@ class Run(Settings):
     folder, of those of a list with a path a line, or of one file. No classes are needed. What cannot be read
     is a row with an error. As for --evaluate a checkpoint brings its settings."""
     predict_format: Literal["csv", "jsonl", "parquet"] = setting(
-        "csv", needs=("predict",)
+        "csv", needs=("predict",), tasks=("classification", "superres", "video")
     )
     """Table of --predict: CSV, a JSON object a line, or parquet."""
-    tta: Literal["none", "flip"] = setting("none", needs=("predict",))
+    tta: Literal["none", "flip"] = setting(
+        "none", needs=("predict",), tasks=("classification", "video")
+    )
     """Views of a sample whose logits --predict averages: flip = as it is and mirrored left to right."""
     ceilings: bool = True
     """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer

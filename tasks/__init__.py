@@ -98,12 +98,6 @@ def architecture(
     return kind.registry, one_of(flag, arch, names, lister=LISTER)
 
 
-def loader_of(config: Config, kind: TaskKind, *, gpu: bool, files: bool) -> str:
-    """Return the loader that --loader is; `files`: each sample is a file of its own. Raises UserError."""
-    auto = kind.default_loader(gpu=gpu, files=files)
-    return one_of("--loader", config.loading.loader, kind.loaders, auto=auto)
-
-
 def compared() -> tuple[str, ...]:
     """Return the names of the figures of all tasks that runs are compared by, each once."""
     figures = (figure for task in TASKS for figure in kind_named(task).figures)

@@ -15,7 +15,9 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torchvision.utils import make_grid
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
@@ -156,13 +158,9 @@ class Validated:
 
 def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
     """Lay pictures of one size side by side, five a row."""
-    across = min(len(tiles), 5)
-    width, height = tiles[0].size
-    rows = -(-len(tiles) // across)
-    sheet = Image.new("RGB", (across * width, rows * height), "white")
-    for place, tile in enumerate(tiles):
-        sheet.paste(tile, (place % across * width, place // across * height))
-    return sheet
+    pixels = torch.from_numpy(np.stack([np.asarray(tile) for tile in tiles]))
+    sheet = make_grid(pixels.movedim(-1, 1), nrow=5, padding=0, pad_value=255)
+    return Image.fromarray(sheet.movedim(0, -1).numpy())
 
 
 def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:

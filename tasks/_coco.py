@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import Array
 
 KINDS = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
 """What is scored -> COCO's name of it."""
@@ -117,36 +117,27 @@ class Scores:
         return precision[:, there].mean(axis=1)
 
 
-def evaluator_classes(evaluator: str) -> tuple[Any, Any]:
-    """Import --evaluator: what holds annotations, and what compares them. Raises UserError."""
-    try:
-        if evaluator == "pycocotools":
-            from pycocotools.coco import COCO
-            from pycocotools.cocoeval import COCOeval
+def score(
+    columns: Any, entries: list[dict[str, Any]], *, kind: str, evaluator: str
+) -> Scores:
+    """Return the scores of a results file's entries, of one kind, against all images of `columns`.
 
-            return COCO, COCOeval
-        import faster_coco_eval  # type: ignore[import-untyped]
-
-        return faster_coco_eval.COCO, faster_coco_eval.COCOeval_faster
-    except (ImportError, OSError) as error:
-        raise UserError(
-            f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}"
-        ) from None
-
-
-def score(columns: Any, detections: Detections, *, kind: str, evaluator: str) -> Scores:
-    """Return the scores of detections against all images of `columns`. What evaluators print is caught."""
-    holder, comparer = evaluator_classes(evaluator)
-    truth = ground_truth(columns, kind)
-    found = {**truth, "annotations": _as_annotations(detections, kind)}
-    indexed = []
+    What evaluators print is caught. They add fields to the entries.
+    """
+    if evaluator == "pycocotools":
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    else:
+        from faster_coco_eval import COCO  # type: ignore[import-untyped]
+        from faster_coco_eval import COCOeval_faster as COCOeval
     with contextlib.redirect_stdout(io.StringIO()):
-        for dataset in (truth, found):
-            annotations = holder()
-            annotations.dataset = dataset
-            annotations.createIndex()
-            indexed.append(annotations)
-        run = comparer(*indexed, KINDS[kind])
+        truth = COCO()
+        truth.dataset = ground_truth(columns, kind)
+        truth.createIndex()
+        found = COCO()
+        if entries:  # of none pycocotools raises IndexError
+            found = truth.loadRes(entries)
+        run = COCOeval(truth, found, KINDS[kind])
         keypoints = columns.keypoints.shape[1]
         if kind == "keypoints" and keypoints != PERSON_KEYPOINTS:
             run.params.kpt_oks_sigmas = np.full(keypoints, SIGMA)
@@ -193,43 +184,11 @@ def ground_truth(columns: Any, kind: str) -> dict[str, Any]:
         **shape,
     }
     return {
+        "info": {},  # some versions of pycocotools ask for it
         "images": _entries(images),
         "annotations": _entries(annotations),
         "categories": _entries({"id": columns.category_ids}),
     }
-
-
-def _as_annotations(detections: Detections, kind: str) -> list[dict[str, Any]]:
-    """Return what the evaluators' own loadRes makes of a results file: numbered from 1, with an area."""
-    shapes: Any
-    if kind == "boxes":
-        key = "bbox"
-        shapes = detections.boxes
-        areas = detections.boxes[:, 2] * detections.boxes[:, 3]
-    elif kind == "masks":
-        from pycocotools import mask as coder
-
-        key = "segmentation"
-        shapes = detections.masks or []
-        # one at a time: of more than 255 it raises OverflowError (pycocotools 2.0.11 on NumPy 2)
-        areas = np.array([coder.area(shape) for shape in shapes], np.float64)
-    else:
-        key = "keypoints"
-        points = detections.keypoints
-        assert points is not None
-        shapes = points.reshape(len(points), 3 * points.shape[1])
-        areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
-    return _entries(
-        {
-            "id": np.arange(1, len(detections) + 1),
-            "image_id": detections.image_ids,
-            "category_id": detections.category_ids,
-            "score": detections.scores,
-            "area": areas,
-            "iscrowd": np.zeros(len(detections), np.int64),
-            key: shapes,
-        }
-    )
 
 
 def _entries(columns: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Source, Split, World
-from dataset.coco.columns import BACKGROUND, UNUSED, Instances
+from dataset.coco.columns import ANNOTATED, BACKGROUND, UNUSED, Instances
 from dataset.images.columns import Header, Images
 from tasks import _results
 from tasks._coco import Detections
@@ -31,36 +31,31 @@ class Unannotated(Instances):
     images: Images
 
     @classmethod
-    def of(
-        cls, images: Images, classes: tuple[str, ...], keypoints: int = 0
-    ) -> Unannotated:
+    def of(cls, images: Images, classes: tuple[str, ...]) -> Unannotated:
         """Return columns of these images; `classes` are the network's, with the background first."""
         unnamed = (BACKGROUND, UNUSED)
         numbers = [at for at, name in enumerate(classes) if name not in unnamed]
-        none = np.zeros(0, np.int64)
+        none = {name: np.zeros(0, dtype) for name, dtype in ANNOTATED.items()}
+        one = np.zeros(1, np.int64)
         known = ["folder", "root", "fingerprint", "path_bytes", "path_offsets", "exif"]
         return cls(
             images=images,
             **{name: getattr(images, name) for name in (*known, *Header._fields)},
+            **none
+            | {
+                "image_id": np.arange(1, len(images) + 1),
+                "annotation_offsets": np.zeros(len(images) + 1, np.int64),
+                "boxes": np.zeros((0, 4)),
+                "polygon_offsets": one,
+                "point_offsets": one,
+                "points": np.zeros((0, 2)),
+                "rle_offsets": one,
+                "keypoints": np.zeros((0, 0, 3)),
+                "category_ids": np.array(numbers, np.int64),
+            },
             classes=classes,
             rejected=0,
-            image_id=np.arange(1, len(images) + 1),
-            annotation_offsets=np.zeros(len(images) + 1, np.int64),
-            annotation_id=none,
-            boxes=np.zeros((0, 4)),
-            area=np.zeros(0),
-            category=none.astype(np.int32),
-            crowd=np.zeros(0, bool),
-            usable=np.zeros(0, bool),
-            polygon_offsets=np.zeros(1, np.int64),
-            point_offsets=np.zeros(1, np.int64),
-            points=np.zeros((0, 2)),
-            rle_offsets=np.zeros(1, np.int64),
-            rle=np.zeros(0, np.uint32),
-            keypoints=np.zeros((0, keypoints, 3)),
-            category_ids=np.array(numbers, np.int64),
-            keypoint_mirror=np.arange(keypoints),
-            keypoint_name=np.arange(keypoints, dtype=np.uint32),
+            keypoint_name=np.zeros(0, np.uint32),
             numbers=np.array(numbers, np.int64),
         )
 
@@ -72,13 +67,9 @@ class Found(CocoAP):
     """contracts.Metric that scores nothing: its result are the detections of all ranks."""
 
     def result(self, world: World) -> dict[str, Any]:  # type: ignore[override]
-        """Return the detections by image, and int64 ids of images whose output is no number."""
-        not_finite = self._not_finite()
-        everyone = world.gather((self._local_detections(not_finite), not_finite))
-        return {
-            "detections": Detections.joined([found for found, _ in everyone]),
-            "not_finite": np.concatenate([ids for _, ids in everyone]),
-        }
+        """Return the detections by image, and the samples whose output is no number."""
+        detections, _, not_finite = self._of_all(world)
+        return {"detections": detections, "not_finite": not_finite}
 
 
 def write_detections(
@@ -95,8 +86,7 @@ def write_detections(
     files = []
     for kind in kinds:
         files.append(folder / _results.file_name(kind))
-        files[-1].write_bytes(_results.written(detections, kind))
-    not_finite = set(found["not_finite"].tolist())
+        files[-1].write_bytes(_results.written(_results.entries(detections, kind)))
     images = []
     for place, name in enumerate(asked.names):
         sample = int(asked.samples[place])
@@ -105,7 +95,7 @@ def write_detections(
             own = {"id": int(columns.image_id[sample]), **own}
             own["width"] = int(columns.width[sample])
             own["height"] = int(columns.height[sample])
-        error = NO_NUMBER if sample in not_finite else asked.errors.get(place)
+        error = NO_NUMBER if sample in found["not_finite"] else asked.errors.get(place)
         images.append(own | ({} if error is None else {"error": error}))
     named = zip(columns.category_ids.tolist(), columns.class_names, strict=True)
     categories = [{"id": number, "name": name} for number, name in named]
@@ -122,7 +112,7 @@ def _draw(folder: Path, source: Source, columns: Any, found: Detections) -> int:
     from tasks import _plots  # with matplotlib, which other tasks start without
 
     count = 0
-    for sample in spread(np.arange(len(columns)), DRAWN):
+    for sample in spread(len(columns), DRAWN):
         picture = _plots.detected(columns, source, found, sample)
         if picture is not None:
             folder.mkdir(exist_ok=True)

@@ -31,25 +31,21 @@ def encoded(
         pasted = paste_masks_in_image(mask[None], corner[None], (height, width))
         inside = pasted[0, 0] > LEAST
         pixels = np.asfortranarray(inside.numpy().view(np.uint8))
-        codes.append(coder.encode(pixels))
+        code = coder.encode(pixels)
+        codes.append({"size": code["size"], "counts": code["counts"].decode()})
     return codes
 
 
 def checked(code: Any, height: int, width: int) -> dict[str, Any]:
     """Return compressed run lengths of {size, counts} in either form.
 
-    Raises ValueError unless they fill the image: pycocotools reads and writes past its memory when given
+    Raises Rejected unless they fill the image: pycocotools reads and writes past its memory when given
     others.
     """
     from pycocotools import mask as coder
 
-    try:
-        runs, size = run_lengths(code)
-        if size != (height, width):
-            raise Rejected(f"size {size}")
-    except Rejected as why:
-        raise ValueError(
-            f"run lengths {{size, counts}} that fill an image of {[height, width]} are due; {why}"
-        ) from None
+    runs, size = run_lengths(code)
+    if size != (height, width):
+        raise Rejected(f"size {size}")
     plain = {"size": [height, width], "counts": runs.tolist()}
     return dict(coder.frPyObjects(plain, height, width))

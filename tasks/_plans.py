@@ -38,8 +38,8 @@ def opened(
     console: Console,
     model: ModelClasses | None = None,
 ) -> dict[str, Split]:
-    """Open {"train": ..., "val": ...}, and say which samples --repeats leaves out. Raises UserError."""
-    found = open_splits(
+    """Open {"train": ..., "val": ...}, as --data and --loader say. Raises UserError."""
+    return open_splits(
         config.data,
         content=content,
         loader=loader,
@@ -50,15 +50,6 @@ def opened(
         model=model,
         console=console,
     )
-    repeats = config.augmentation.repeats
-    if repeats > 1 and not config.run.evaluate:
-        samples = len(found["train"].columns)
-        shown = -(-samples // repeats)
-        console.info(
-            f"train: --repeats {repeats} shows {shown:,} of {samples:,} samples in an epoch, each "
-            f"{repeats} times, and leaves {samples - shown:,} out"
-        )
-    return found
 
 
 def pair(
@@ -106,14 +97,10 @@ def balance(config: Config, columns: Any) -> Balance | None:
     """Return how classes come alike in training with --balance sampler, else None. Raises UserError."""
     if config.optimisation.balance != "sampler" or config.run.uses:
         return None
-    for flag, other in (
-        ("--order sequential", config.data.order != "shuffled"),
-        (f"--repeats {config.augmentation.repeats}", config.augmentation.repeats > 1),
-    ):
-        if other:
-            raise UserError(
-                f"--balance sampler has an order of its own; leave {flag} out"
-            )
+    if config.data.order != "shuffled" or config.augmentation.repeats > 1:
+        raise UserError(
+            "--balance sampler has an order of its own; leave --order and --repeats out"
+        )
     return Balance.of(np.asarray(columns.label))
 
 
@@ -165,15 +152,12 @@ def growth(settings: AugmentationSettings, full: int) -> Growth | None:
         raise UserError(
             "--image-size-start and --image-size-ramp need each other: give both, or neither"
         )
-    if start >= full:
+    if start >= full or ramp[0] >= ramp[1]:
         raise UserError(
-            f"--image-size-start {start} is not smaller than --image-size {full}"
+            f"--image-size-start {start} must be smaller than --image-size {full}, and the epochs of "
+            "--image-size-ramp in their order"
         )
     begin, end = ramp
-    if begin >= end:
-        raise UserError(
-            f"--image-size-ramp got {begin} {end}; two epochs, the earlier one first"
-        )
     return Growth(start=start, begin=begin, end=end)
 
 

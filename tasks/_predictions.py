@@ -80,10 +80,7 @@ class Collected:
         valid: torch.Tensor,
     ) -> None:
         """Add the logits [B, C] of samples; those that are not `valid` are left out."""
-        # by logits: probabilities near 1 and 0 are rounded, and then several are the same
-        classes = logits.topk(min(MOST, logits.shape[1]), dim=1).indices
-        shares = _probabilities(logits, self._binary).gather(1, classes)
-        finite = torch.isfinite(logits).all(dim=1)
+        classes, shares, finite = _likeliest(logits, self._binary)
         self._parts.append((ids, classes, shares, labels, finite, valid))
 
     def answers(self, world: World) -> Answers:
@@ -107,24 +104,21 @@ class Collected:
 def answers_of(
     ids: Array, logits: Array, labels: Array, *, binary: bool = False
 ) -> Answers:
-    """Return the answers of logits, float [n, C], that are on the host, as `Collected` does.
-
-    Of classes with the same logit the first one comes first.
-    """
-    classes = np.argsort(-logits, axis=1, kind="stable")[:, :MOST]
-    shares = _probabilities(torch.from_numpy(logits), binary).numpy()
+    """Return the answers of logits, float [n, C], that are on the host, as `Collected` does."""
+    found = _likeliest(torch.from_numpy(logits), binary)
+    classes, shares, finite = (one.numpy() for one in found)
     return Answers(
-        ids=ids,
-        classes=classes,
-        shares=np.take_along_axis(shares, classes, axis=1),
-        labels=labels,
-        finite=np.asarray(np.isfinite(logits).all(axis=1)),
+        ids=ids, classes=classes, shares=shares, labels=labels, finite=finite
     )
 
 
-def _probabilities(logits: torch.Tensor, binary: bool) -> torch.Tensor:
-    """Return float32 [B, C]; `binary`: each class has one of its own, else those of all add up to 1."""
-    return logits.float().sigmoid() if binary else torch.softmax(logits.float(), dim=1)
+def _likeliest(logits: torch.Tensor, binary: bool) -> tuple[torch.Tensor, ...]:
+    """Return classes and their shares, [B, k] each, and whether all logits of a sample are numbers."""
+    # by logits: probabilities near 1 and 0 are rounded, and then several are the same
+    classes = logits.topk(min(MOST, logits.shape[1]), dim=1).indices
+    single = logits.float()
+    shares = single.sigmoid() if binary else torch.softmax(single, dim=1)
+    return classes, shares.gather(1, classes), torch.isfinite(logits).all(dim=1)
 
 
 def write_answers(

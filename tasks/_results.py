@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from contracts import UserError
+from dataset.scan.manifest import Rejected
 from system.user_files import open_bytes
 from tasks import _masks
 from tasks._coco import Detections
@@ -20,33 +19,34 @@ KEYS = {"boxes": "bbox", "masks": "segmentation", "keypoints": "keypoints"}
 """What is scored -> its key in a results file."""
 SHORT = Repr()
 """Shows a value in few characters, however deep or long it is."""
+Entries = list[dict[str, Any]]
 
 
-def written(detections: Detections, kind: str) -> bytes:
-    """Return one kind's file, as COCO's server takes it. Numbers stay as they are, for --score."""
+def entries(detections: Detections, kind: str) -> Entries:
+    """Return one kind's entries of a results file, as COCO's server takes them."""
+    shapes: Any
     if kind == "masks":
-        shapes = [
-            json.dumps({"size": code["size"], "counts": code["counts"].decode()})
-            for code in detections.masks or []
-        ]
+        shapes = detections.masks
+    elif kind == "keypoints":
+        assert detections.keypoints is not None
+        points = detections.keypoints
+        shapes = points.reshape(len(points), 3 * points.shape[1]).tolist()
     else:
-        values = detections.keypoints if kind == "keypoints" else detections.boxes
-        assert values is not None
-        rows = values.reshape(len(values), math.prod(values.shape[1:]))
-        shapes = [str(row) for row in rows.tolist()]
-    entries = zip(
+        shapes = detections.boxes.tolist()
+    rows = zip(
         detections.image_ids.tolist(),
         detections.category_ids.tolist(),
         shapes,
         detections.scores.tolist(),
         strict=True,
     )
-    # json.dumps of a list of dicts takes several times as long
-    lines = (
-        f'{{"image_id": {image}, "category_id": {category}, "{KEYS[kind]}": {shape}, "score": {score}}}'
-        for image, category, shape, score in entries
-    )
-    return ("[" + ",\n".join(lines) + "]\n").encode()
+    names = ("image_id", "category_id", KEYS[kind], "score")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def written(found: Entries) -> bytes:
+    """Return a results file, with an entry a line. Numbers stay as they are, for --score."""
+    return ("[" + ",\n".join(map(json.dumps, found)) + "]\n").encode()
 
 
 def file_name(kind: str) -> str:
@@ -54,93 +54,71 @@ def file_name(kind: str) -> str:
     return f"detections{'' if kind == 'boxes' else f'_{kind}'}.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """The entries of a results file, as JSON has them, and which of KEYS the first one has."""
+def read(path: Path) -> tuple[list[Any], list[str]]:
+    """Read a results file: its entries, and which of KEYS the first one has.
 
-    path: Path
-    entries: list[Any]
-    kinds: tuple[str, ...]
+    Raises UserError when it cannot be read, or is no list of detections.
+    """
+    try:
+        with open_bytes(path) as file:
+            found = json.loads(file.read())
+    except OSError as error:
+        raise UserError(f"--score {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"--score {path}: is no JSON: {said}") from None
+    if found == []:  # nothing was found
+        return found, ["boxes"]
+    first = found[0] if isinstance(found, list) else None
+    kinds = [
+        kind for kind, key in KEYS.items() if isinstance(first, dict) and key in first
+    ]
+    if not kinds:
+        keys = ", ".join(KEYS.values())
+        raise UserError(f"--score {path}: is no list of detections with one of {keys}")
+    return found, kinds
 
-    @staticmethod
-    def read(path: Path) -> Results:
-        """Read a results file. Raises UserError when it cannot be read, or is no list of detections."""
+
+def checked(path: Path, found: list[Any], kind: str, columns: Any) -> Entries:
+    """Return one kind's entries of a file, of the images and categories of `columns`.
+
+    Raises UserError that names the first bad entry.
+    """
+    samples = {int(image): at for at, image in enumerate(columns.image_id)}
+    categories = set(np.asarray(columns.category_ids).tolist())
+    key = KEYS[kind]
+    length = 4 if kind == "boxes" else 3 * columns.keypoints.shape[1]
+    kept = []
+    for place, entry in enumerate(found):
         try:
-            with open_bytes(path) as file:
-                entries = json.loads(file.read())
-        except OSError as error:
-            raise UserError(f"--score {path}: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
-            said = " ".join(str(error).split())
-            raise UserError(f"--score {path}: is no JSON: {said}") from None
-        if not isinstance(entries, list):
-            raise UserError(f"--score {path}: a results file is a list of detections")
-        if not entries:
-            # nothing was found, and only the name of a file that a run wrote tells of what
-            named = (kind for kind in KEYS if path.stem.endswith(f"_{kind}"))
-            return Results(path=path, entries=[], kinds=(next(named, "boxes"),))
-        first = entries[0] if isinstance(entries[0], dict) else {}
-        kinds = tuple(kind for kind, key in KEYS.items() if key in first)
-        if not kinds:
-            keys = ", ".join(KEYS.values())
-            raise UserError(f"--score {path}: entry 0 has none of {keys}")
-        return Results(path=path, entries=entries, kinds=kinds)
-
-    def checked(self, columns: Any) -> Detections:
-        """Return the entries as Detections of the images and categories of `columns`, by image.
-
-        Raises UserError that names the first bad entry.
-        """
-        samples = {int(image): at for at, image in enumerate(columns.image_id)}
-        categories = set(np.asarray(columns.category_ids).tolist())
-        keypoints = columns.keypoints.shape[1]
-        lengths = {"boxes": 4, "keypoints": 3 * keypoints}
-        found: dict[str, list[Any]] = {kind: [] for kind in self.kinds}
-        ids: list[tuple[int, int]] = []
-        scores: list[float] = []
-        for place, entry in enumerate(self.entries):
-            try:
-                image, category = entry["image_id"], entry["category_id"]
-                if type(image) is not int or image not in samples:
-                    raise ValueError("image_id is none of the scanned annotations")
-                if type(category) is not int or category not in categories:
-                    raise ValueError("category_id is none of the annotations")
-                ids.append((image, category))
-                scores += _numbers([entry["score"]], 1)
-                for kind in self.kinds:
-                    value = entry[KEYS[kind]]
-                    if kind == "masks":
-                        at = samples[image]
-                        size = int(columns.height[at]), int(columns.width[at])
-                        found[kind].append(_masks.checked(value, *size))
-                    else:
-                        found[kind].append(_numbers(value, lengths[kind]))
-                        if kind == "boxes" and min(value[2:]) < 0:
-                            raise ValueError("width and height must not be negative")
-            except (KeyError, TypeError, ValueError) as error:
-                why = f"{error}" if type(error) is ValueError else "it lacks a key"
-                raise UserError(
-                    f"--score {self.path}: entry {place} {SHORT.repr(entry)}: {why}"
-                ) from None
-        count = len(scores)
-        numbers = np.array(ids, np.int64).reshape(count, 2)
-        boxes = found.get("boxes") or [[0.0] * 4] * count
-        points = np.array(found.get("keypoints", []), np.float64)
-        detections = Detections(
-            image_ids=numbers[:, 0],
-            category_ids=numbers[:, 1],
-            boxes=np.array(boxes, np.float64).reshape(count, 4),
-            scores=np.array(scores, np.float64),
-            masks=found.get("masks"),
-            keypoints=points.reshape(-1, keypoints, 3)
-            if "keypoints" in found
-            else None,
+            image, category, shape = (
+                entry[name] for name in ("image_id", "category_id", key)
+            )
+            sample = samples[image]
+            if category not in categories:
+                raise ValueError("unknown category")
+            if kind == "masks":
+                size = int(columns.height[sample]), int(columns.width[sample])
+                shape = _masks.checked(shape, *size)
+            else:
+                _require_numbers(shape, length)
+            _require_numbers([entry["score"]], 1)
+            if kind == "boxes" and min(shape[2:]) < 0:
+                raise ValueError("a negative size")
+        except (KeyError, TypeError, ValueError, Rejected):
+            raise UserError(
+                f"--score {path}: entry {place} {SHORT.repr(entry)} has no {key} and score "
+                "of a scanned image, or no category of the annotations"
+            ) from None
+        kept.append(
+            {"image_id": image, "category_id": category, key: shape}
+            | {"score": entry["score"]}
         )
-        return Detections.joined([detections])
+    return kept
 
 
-def _numbers(values: Any, length: int) -> list[float]:
-    """Return `length` finite numbers. Raises ValueError."""
+def _require_numbers(values: Any, length: int) -> None:
+    """Raise ValueError unless these are `length` finite numbers."""
     # true is no number; a whole number may be larger than any float64
     if (
         not isinstance(values, list)
@@ -148,4 +126,3 @@ def _numbers(values: Any, length: int) -> list[float]:
         or any(type(one) not in (int, float) or not abs(one) < 1e300 for one in values)
     ):
         raise ValueError(f"{length} finite numbers are due")
-    return [float(value) for value in values]

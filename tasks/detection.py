@@ -23,11 +23,11 @@ from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import IGNORE, packed, padded
 from settings.config import Config
-from tasks._coco import evaluator_classes, lines, score
-from tasks._coco_ap import CocoAP, rows_of
+from tasks import _results
+from tasks._coco import lines, score
+from tasks._coco_ap import CocoAP
 from tasks._detections import Found, Unannotated, write_detections
 from tasks._plans import detection_policies, opened, pair
-from tasks._results import Results
 from tasks.kind import Predicting, Splits, TaskKind
 
 ARCH = "fasterrcnn_resnet50_fpn_v2"
@@ -111,7 +111,8 @@ class Detection:
         """
         if self.places:
             return self._padded_inputs(batch)
-        rows = rows_of(batch)
+        rows = batch.rows
+        assert rows is not None
         sizes = [(int(height), int(width)) for height, width in rows.sizes]
         if not self.training:
             return batch.images, sizes, None
@@ -158,7 +159,6 @@ class Detection:
     def metric(self, device: torch.device) -> Metric:
         return (CocoAP if self.scored else Found)(
             self.columns,
-            device,
             source=self.source,
             masks=self.masks,
             keypoints=self.keypoints,
@@ -202,7 +202,6 @@ class DetectionKind(TaskKind):
         An architecture that learns masks trains on no box without one. That holds in this process alone:
         columns pickle as their folder.
         """
-        evaluator_classes(config.detection.evaluator)
         found = opened(config, loader, self.content(config), console, model)
         train, val = found["train"], found["val"]
         if not np.array_equal(train.columns.keypoint_name, val.columns.keypoint_name):
@@ -255,12 +254,6 @@ class DetectionKind(TaskKind):
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return the validation of images in which nothing is marked. Raises UserError for what it lacks."""
-        run = config.run
-        if run.tta != "none" or run.predict_format != "csv":
-            flag = "--tta" if run.tta != "none" else "--predict-format"
-            raise UserError(
-                f"{flag} is for classifiers; a detector writes COCO's results: leave it out"
-            )
         parts = _parts(config)
         if parts["keypoints"]:
             raise UserError(
@@ -301,14 +294,13 @@ class DetectionKind(TaskKind):
             raise UserError(
                 "--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations"
             )
-        evaluator_classes(evaluator)
-        results = Results.read(file)
+        entries, kinds = _results.read(file)
         cache = cache_folder(config.data.manifest_dir)
         with console.counting("val") as progress:
             columns = open_coco(
                 local(root, cache),
                 "val",
-                keypoints="keypoints" in results.kinds,
+                keypoints="keypoints" in kinds,
                 images=False,
                 cache=cache,
                 rescan=config.data.rescan,
@@ -317,8 +309,8 @@ class DetectionKind(TaskKind):
         for line in (columns.left_out, *columns.warnings):
             if line:
                 console.warn(f"val: {line}")
-        found = results.checked(columns)
-        for kind in results.kinds:
+        for kind in kinds:
+            found = _results.checked(file, entries, kind, columns)
             scores = score(columns, found, kind=kind, evaluator=evaluator)
             for line in lines(scores, columns):
                 console.info(line)
@@ -332,16 +324,11 @@ class SquaresKind(DetectionKind):
 
 
 def _with_masks(columns: Any, arch: str, console: Console) -> Any:
-    """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
+    """Return the columns without usable boxes that lack a segmentation, and say how many these are."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
     drawn = (np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1)
-    without = int(np.count_nonzero(usable & ~drawn))
-    if without and not (usable & drawn).any():
-        raise UserError(
-            f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
-            f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
-        )
+    without = np.count_nonzero(usable & ~drawn)
     if without:
         console.warn(
             f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, "

@@ -112,7 +112,7 @@ class TaskKind(ABC):
         from tasks._plans import transforms  # with torch, which --help-all does without
 
         load = config.loading
-        asked = self.reads("transforms") and not config.run.evaluate
+        asked = self.reads("transforms") and not config.run.uses
         own = {"train": transforms(config.augmentation) if asked else {}, "val": {}}
         train, val = (
             Feed(
@@ -207,12 +207,11 @@ class TaskKind(ABC):
         The first is the likeliest to be the fastest, and what an evaluation takes. Raises UserError for an
         unknown name.
         """
-        likeliest = self.default_loader(gpu=gpu, files=self.are_files(config))
+        found = self.can_open(config, gpu=gpu)
         asked = config.loading.loader
-        name = one_of("--loader", asked, self.loaders, auto=likeliest)
-        if asked != "auto" or config.data.data is None:
-            return (name,)
-        found = self.can_open(config, gpu=gpu) or (name,)
+        if asked != "auto" or not found:
+            likeliest = self.default_loader(gpu=gpu, files=self.are_files(config))
+            return (one_of("--loader", asked, self.loaders, auto=likeliest),)
         return found[:1] if config.run.evaluate else found
 
     def can_open(self, config: Config, *, gpu: bool) -> tuple[str, ...]:

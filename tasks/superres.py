@@ -122,8 +122,8 @@ class Fidelity:
     """contracts.Metric: PSNR and SSIM of each image, of the network's output and of bicubic interpolation.
 
     What is compared are levels: outputs and their references are rounded to whole ones before. Errors are
-    sums of whole numbers, an image each, so that neither order nor rank changes a figure. Holds 48 n bytes
-    on the device, of n `samples`.
+    sums of whole numbers, an image each, so that neither order nor rank changes a figure. A batch is one
+    image. Holds 48 n bytes on the device, of n `samples`.
     """
 
     def __init__(
@@ -152,30 +152,25 @@ class Fidelity:
             self._compared(whole(levels))
             for levels in (high * WHITE, outputs.double() * WHITE, bicubic)
         )
-        finite = torch.isfinite(outputs).flatten(1).all(dim=1)
+        fine = torch.isfinite(outputs).all()
         # of padding too: what is added for it is 0 throughout
         ids = batch.targets["ids"].clamp(min=0)
-        shave = self._shave
-        for row, (height, width) in enumerate(output_sizes(batch, self._scale)):
-            own, other, at = (
-                images[row : row + 1, :, shave : height - shave, shave : width - shave]
-                for images in (ours, theirs, reference)
-            )
-            fine = finite[row]
-            figures = [
-                torch.where(fine, squared_error(own, at), WHITE**2 * at.numel()),
-                squared_error(other, at),
-                torch.where(fine, ssim(own, at) / UNIT, 0.0).round().long(),
-                (ssim(other, at) / UNIT).round().long(),
-                ids.new_tensor(at.numel()),
-                (~fine).long(),
-            ]
-            counted = torch.stack(figures) * batch.valid[row]
-            self._sums.index_add_(0, ids[row : row + 1], counted[None])
-            if len(self._crops) < SHOWN and batch.ids[row] >= 0:
-                below = bicubic / WHITE
-                for picture in (below, coloured(outputs, below), high):
-                    self._crops.append(_crop(picture[row, :, :height, :width]))
+        figures = [
+            torch.where(
+                fine, squared_error(ours, reference), WHITE**2 * reference.numel()
+            ),
+            squared_error(theirs, reference),
+            torch.where(fine, ssim(ours, reference) / UNIT, 0.0).round().long(),
+            (ssim(theirs, reference) / UNIT).round().long(),
+            ids.new_tensor(reference.numel()),
+            (~fine).long(),
+        ]
+        counted = torch.stack(figures) * batch.valid
+        self._sums.index_add_(0, ids, counted[None])
+        if len(self._crops) < 3 * SHOWN and batch.ids[0] >= 0:
+            below = bicubic / WHITE
+            for picture in (below, coloured(outputs, below), high):
+                self._crops.append(_crop(picture[0]))
 
     def result(self, world: World) -> dict[str, Any]:
         """Return psnr, psnr_bicubic, ssim, ssim_bicubic (means over images), samples, outputs_not_finite.
@@ -200,8 +195,12 @@ class Fidelity:
         return figures
 
     def _compared(self, levels: torch.Tensor) -> torch.Tensor:
-        """Return what figures are of: the luma of RGB, or the levels as they are."""
-        return luma_levels(levels) if self._of_luma and levels.shape[1] == 3 else levels
+        """Return what figures are of: without the edges, the luma of RGB, or the levels as they are."""
+        if self._of_luma and levels.shape[1] == 3:
+            levels = luma_levels(levels)
+        height, width = levels.shape[2:]
+        shave = self._shave
+        return levels[:, :, shave : height - shave, shave : width - shave]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,16 +227,13 @@ class Written:
         bicubic = bicubic_levels(batch, self._scale) / WHITE
         pictures = coloured(outputs.double(), bicubic)
         levels = (pictures.clamp(0, 1) * WHITE).round().to(torch.uint8)
-        usable = (batch.valid & torch.isfinite(outputs).flatten(1).all(dim=1)).tolist()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for row, (height, width) in enumerate(output_sizes(batch, self._scale)):
-            if usable[row]:
-                sample = int(batch.ids[row])
-                stem = PurePath(self._source.name(sample)).stem[:LONGEST_NAME]
-                self._names[sample] = f"{sample + 1:06d}-{stem}.png"
-                pixels = levels[row, :, :height, :width].permute(1, 2, 0)
-                picture = Image.fromarray(pixels.cpu().numpy())
-                picture.save(self._folder / self._names[sample])
+        if batch.valid.all() and torch.isfinite(outputs).all():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            sample = int(batch.ids[0])
+            stem = PurePath(self._source.name(sample)).stem[:LONGEST_NAME]
+            self._names[sample] = f"{sample + 1:06d}-{stem}.png"
+            picture = Image.fromarray(levels[0].permute(1, 2, 0).cpu().numpy())
+            picture.save(self._folder / self._names[sample])
 
     def result(self, world: World) -> dict[str, Any]:
         """Return {"written": sample -> name of its file}, of all ranks."""
@@ -251,13 +247,6 @@ def bicubic_levels(batch: Batch, scale: int) -> torch.Tensor:
     """Return float64 [B, 3, H, W] in 0..255: the small images, enlarged."""
     # fp16 is near enough to find each level again
     return enlarged(whole(batch.images.double() * WHITE), scale)
-
-
-def output_sizes(batch: Batch, scale: int) -> list[list[int]]:
-    """Return height and width of each image's output, without padding."""
-    assert batch.rows is not None, "validation is eager"
-    sizes: list[list[int]] = (scale * batch.rows.sizes).tolist()
-    return sizes
 
 
 def coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
@@ -396,8 +385,6 @@ class SuperresKind(TaskKind):
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what enlarges each image. Raises UserError."""
-        if config.run.tta != "none":
-            raise UserError("--tta is for classifiers; leave it out")
         columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
         split = split_of(columns, found.source)
         _, task = self.tasks(config, {"train": split, "val": split}, 0.0)

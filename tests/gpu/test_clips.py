@@ -1,4 +1,4 @@
-"""Clips that are decoded on the GPU: frames, pixels and batches as elsewhere, memory that stays flat."""
+"""Clips that are decoded on the GPU: frames, pixels and batches as elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from loaders import open_loader
 from loaders.videos import _surfaces
 from tests.conformance.scenes import lone
 from tests.gpu.conftest import CUDA
-from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, levels, spoiled
 from tests.unit.test_surfaces import levels_apart
@@ -160,43 +158,3 @@ def test_files_beside_damaged_ones_are_right(
                     batch.valid.cpu().numpy() & (rows.ids % 2 == 1)
                 ).tolist():
                     shows_what_is_asked(clips[place], rows, place, kinds)
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("name", LOADERS)
-def test_memory_and_files_stay_flat(
-    name: str, tmp_path: Path, device: torch.device
-) -> None:
-    """Decoders come and go with many sizes; closing gives back what opening took."""
-    sizes = range(192, 512, 32)
-    kinds = Made(
-        tmp_path,
-        {f"{side}.mp4": {"size": (side, 256), "frames": 24} for side in sizes},
-    )
-    given, me = on_gpu(feed(kinds.videos), device), psutil.Process()
-    on_device, on_host, files = [], [], []
-
-    def look() -> None:
-        on_device.append(device_mib())
-        on_host.append(me.memory_info().rss / 2**20)
-        files.append(me.num_fds())
-
-    with open_loader(name, given) as loading:
-        for epoch in range(24):  # until each thread has met each size
-            for _ in loading.batches(epoch, 0):
-                pass
-            look()
-        assert not loading.counts.fallbacks
-    print(f"{name}: device {on_device}, host {on_host}, files {files}")
-    assert max(on_device[16:]) - max(on_device[8:16]) <= 16
-    assert max(on_host[16:]) - max(on_host[8:16]) <= 32
-    assert max(files[16:]) <= max(files[8:16]) + 1
-    look()
-    for _ in range(3):
-        with open_loader(name, given) as loading:
-            next(iter(loading.batches(0, 0)))  # abandoned
-        look()
-    assert on_device[-1] <= on_device[-3] + 16
-    assert not [
-        child for child in me.children() if child.status() != psutil.STATUS_ZOMBIE
-    ]

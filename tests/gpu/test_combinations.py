@@ -37,7 +37,13 @@ CLIPS = [f"--task video --loader {flags}" for flags in OF_VIDEOS]
 PATCHES = [
     f"--task superres --loader paired --compile {on}" for on in ("false", "true")
 ]
-DETECTORS = [f"--task detection --loader {name}" for name in LOADERS]
+DETECTORS = [
+    *(f"--task detection --loader {name}" for name in LOADERS),
+    *(
+        f"--task detection --loader dali-gpu --arch {arch}_resnet50_fpn --precision fp16"
+        for arch in ("maskrcnn", "keypointrcnn", "retinanet")
+    ),
+]
 ROWS = [flags.split() for flags in (*IMAGES.values(), *CLIPS, *PATCHES, *DETECTORS)]
 SMALL = {
     "classification": "--arch resnet18 --image-size 64 --batch-size 8",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from contracts import Batch
 from engine import graphed
 from engine.distributed import ProcessWorld
 from loaders import open_loader
-from report.summary import EARLY, durations
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scanned, scene
 from tests.gpu.test_combinations import trained
@@ -63,29 +61,6 @@ def test_no_memory_is_taken_later(large: Scene, device: torch.device) -> None:
                 pass
         last = device_mib()
     assert last <= GROWTH * first
-
-
-def test_no_growth_phase(mixed: Path, tmp_path: Path) -> None:
-    """Medians of steps 10-29 and of the last 100 of 400 are within 5 %; where all is slow, look again."""
-    flags = "--loader dali-gpu --arch resnet18 --batch-size 32 --steps 400"
-    more = "--ceilings false --val-every 0 --epochs 1000 --log-every 50"
-    ratios = []
-    for attempt in range(3):
-        output = tmp_path / f"run-{attempt}"
-        trained(mixed, output, *flags.split(), *more.split())
-        lines = (output / "metrics.jsonl").read_text().splitlines()
-        # a point is without steps when none had passed the device since the one before
-        timed = [
-            {name: np.array(its) for name, its in point["steps_ms"].items()}
-            for point in map(json.loads, lines)
-            if point["kind"] == "train" and point["steps_ms"]
-        ]
-        ms = np.concatenate([durations(one) for one in timed])
-        early, late = float(np.median(ms[EARLY])), float(np.median(ms[-100:]))
-        ratios.append(early / late)
-        if 1 / GROWTH <= early / late <= GROWTH:
-            return
-    pytest.fail(f"steps 10-29 over the last 100: {ratios}")
 
 
 def test_training_and_validation_beside_a_graph(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contracts import Batch, Rows
 from tasks.classification import IGNORE, LARGEST_LOSS, Classification
@@ -125,29 +122,6 @@ def test_top_1_and_top_5_are_exact_counts(classes: int) -> None:
     )
     assert found["loss"] == pytest.approx(float(losses.mean()), abs=1e-6)
     assert found["losses_not_finite"] == 0
-
-
-@settings(max_examples=40)
-@given(
-    st.permutations(range(24)), st.lists(st.integers(1, 23), max_size=5, unique=True)
-)
-def test_neither_order_nor_batches_change_a_bit(
-    permutation: list[int], cuts: list[int]
-) -> None:
-    """fp32 sums would: they depend on which is added first."""
-    logits, labels, valid = random(24, 7)
-    expected = measured((logits, batch_of(labels, valid)))
-    edges = [0, *sorted(cuts), 24]
-    places = [torch.tensor(permutation[a:b]) for a, b in pairwise(edges)]
-    assert (
-        measured(
-            *[
-                (logits[place], batch_of(labels[place], valid[place]))
-                for place in places
-            ]
-        )
-        == expected
-    )
 
 
 def test_losses_that_are_no_number_are_left_out_and_huge_ones_cut() -> None:

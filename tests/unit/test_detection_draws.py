@@ -1,16 +1,12 @@
-"""How a detector's images are framed is torchvision's, and places are whole pixels."""
+"""A detector's images are as large as torchvision makes them."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from plan.boxes import DetectionPolicy, canvas
-
-SIDES = st.integers(8, 300)
+from plan.boxes import DetectionPolicy
 
 
 def test_outputs_are_as_large_as_torchvisions_detectors_make_them() -> None:
@@ -31,11 +27,3 @@ def test_outputs_are_as_large_as_torchvisions_detectors_make_them() -> None:
         sizes = policy.outputs(0, 0, np.arange(count), heights[:count], widths[:count])
         for h, w, got in zip(heights, widths, sizes.tolist(), strict=False):
             assert list(theirs.resize(torch.zeros(1, h, w))[0].shape[1:]) == got
-
-
-@settings(max_examples=25)
-@given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=9))
-def test_a_canvas_is_as_large_as_torchvisions(sizes: list[tuple[int, int]]) -> None:
-    theirs = GeneralizedRCNNTransform(800, 1333, [0.0] * 3, [1.0] * 3)
-    images = [torch.empty(1, h, w) for h, w in sizes]
-    assert canvas(np.array(sizes)) == tuple(theirs.batch_images(images).shape[2:])

@@ -6,17 +6,14 @@ import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contracts import Batch, Rows
 from dataset.coco.columns import COCO_IDS, class_names
-from engine.evaluate import Outcome
 from models import Native
 from models.detection import Detector
 from plan.boxes import DetectionPlan
@@ -24,7 +21,7 @@ from settings.config import build
 from tasks._plans import detection_policies
 from tasks.detection import KIND_OF_SQUARES, Detection
 from tests.unit.conftest import COCO_IMAGES
-from tests.unit.test_meter import Threads, alone, on_ranks
+from tests.unit.test_meter import alone
 from tests.unit.test_ssd import small
 
 pytest.importorskip("faster_coco_eval")
@@ -99,49 +96,18 @@ def seen_in(
     return found
 
 
-def measured(
-    task: Detection, *batches: tuple[Any, Batch], world: Any = None
-) -> dict[str, Any]:
-    metric = task.metric(CPU)
+def measured(task: Detection, *batches: tuple[Any, Batch]) -> dict[str, Any]:
+    metric: Any = task.metric(CPU)
     for outputs, batch in batches:
         metric.update(outputs, batch)
-    outcome = Outcome(
-        metric.result(world or alone()), failed=[], pass_s=0.0, score_s=0.0
-    )
-    return {
-        name: value
-        for name, value in outcome.result(cast(Any, world or alone())).items()
-        if name not in ("failed", "seconds")
-    }
-
-
-def figures(result: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in result.items() if name != "extras"}
-
-
-def test_each_image_gets_its_own_targets(columns: Columns) -> None:
-    task, rows = (
-        Detection(columns, masks=True),
-        plan_of(columns, training=True).rows(0, 0)[0],
-    )
-    batch = batch_of(task, rows)
-    images, sizes, targets = task.inputs(batch)
-    assert images is batch.images
-    assert sizes == [tuple(size) for size in rows.sizes.tolist()]
-    assert all(type(side) is int for side in sizes[0])
-    for sample, target in zip(rows.ids.tolist(), targets, strict=True):
-        count = int(columns.usable[columns.annotations(sample)].sum())
-        assert len(target["boxes"]) == len(target["labels"]) == count
-        assert target["masks"].shape == (count, *rows.padded)
-    for name in ("boxes", "labels", "masks"):
-        torch.testing.assert_close(
-            torch.cat([target[name] for target in targets]), batch.targets[name]
-        )
+    found: dict[str, Any] = metric.result(alone()).result()
+    return found
 
 
 def test_what_was_not_decoded_is_left_out_of_training(columns: Columns) -> None:
     task, rows = Detection(columns), plan_of(columns, training=True).rows(0, 0)[0]
     whole = task.inputs(batch_of(task, rows))
+    assert whole[1] == [tuple(size) for size in rows.sizes.tolist()]
     images, sizes, targets = task.inputs(batch_of(task, rows, lost=[0, 2]))
     torch.testing.assert_close(images, whole[0][[1, 3]])
     assert images.is_contiguous(memory_format=torch.channels_last)
@@ -225,11 +191,6 @@ def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(
     assert found["outputs_not_finite"] == 2 and found["samples"] == COCO_IMAGES
     assert found["detections"] == right["detections"] - lost and found["ap"] < 1
 
-    def work(world: Threads) -> dict[str, Any]:
-        return figures(measured(task, *whole[world.rank :: 2], world=world))
-
-    assert on_ranks(2, work)[0] == figures(found)
-
 
 def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
     """Full ones are right for rectangles, and not for triangles."""
@@ -288,46 +249,6 @@ def noisy(columns: Columns, rows: Rows, **parts: bool) -> list[dict[str, Any]]:
             torch.rand(len(own["scores"]), generator=rng).mul(4).round().div(4)
         )
     return found
-
-
-def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
-    """Score images as large as they are stored: resized, the last bit of a box depends on the size of the
-    others.
-    """
-    task, plan = (
-        Detection(columns, training=False),
-        plan_of(columns, batch_size=batch_size),
-    )
-    rows = [
-        plan.draw(0, np.array(order[first : first + batch_size]))
-        for first in range(0, COCO_IMAGES, batch_size)
-    ]
-    rows = [replace(one, sizes=one.regions[:, [3, 2]], canvas=None) for one in rows]
-    return measured(task, *((noisy(columns, one), batch_of(task, one)) for one in rows))
-
-
-@pytest.fixture(scope="module")
-def one_by_one(columns: Columns) -> dict[str, Any]:
-    return as_stored(columns, range(COCO_IMAGES), 1)
-
-
-@settings(max_examples=6)
-@given(
-    order=st.permutations(range(COCO_IMAGES)), batch_size=st.integers(2, COCO_IMAGES)
-)
-def test_neither_order_nor_batches_change_a_bit(
-    columns: Columns, one_by_one: Any, order: list[int], batch_size: int
-) -> None:
-    found = as_stored(columns, order, batch_size)
-    assert figures(found) == figures(one_by_one)
-    assert found["extras"]["files"] == one_by_one["extras"]["files"]
-
-
-def test_an_image_seen_twice_is_an_error(columns: Columns) -> None:
-    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    pair = (seen_in(columns, rows), batch_of(task, rows))
-    with pytest.raises(ValueError, match="validated twice"):
-        measured(task, pair, pair)
 
 
 def test_what_was_not_decoded_is_not_detected(columns: Columns) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Array, Batch, Pixels, Split, UserError, World
+from contracts import Array, Batch, Pixels, Split, UserError
 from loaders import open_loader
 from plan.patches import HIGH
 from settings.config import Config, build
 from tasks.superres import KIND, Fidelity, Superres
 from tests.unit.superres_files import CPU, feed_of, halved, opened, write
-from tests.unit.test_meter import alone, on_ranks
+from tests.unit.test_meter import alone
 from tests.unit.test_splits import Console
 
 SHAVE = 3
@@ -94,11 +94,9 @@ def output(sample: int, high: torch.Tensor, channels: int) -> torch.Tensor:
     return (high + noise)[:, :channels] if sample else high[:, :channels]
 
 
-def share(split: Split, world: World) -> list[Batch]:
-    """Return a rank's batches of a validation."""
-    feed = feed_of(
-        split, patch=None, batch_size=1, world_size=world.size, rank=world.rank
-    )
+def batches_of(split: Split) -> list[Batch]:
+    """Return the batches of a validation."""
+    feed = feed_of(split, patch=None, batch_size=1)
     with open_loader(
         "paired", replace(feed, pixels=Pixels(mean=(0.0,) * 3, std=(1.0,) * 3))
     ) as loader:
@@ -106,29 +104,18 @@ def share(split: Split, world: World) -> list[Batch]:
 
 
 @pytest.mark.parametrize(("of_luma", "channels"), [(True, 1), (True, 3), (False, 3)])
-def test_figures_are_the_references_on_any_number_of_ranks(
+def test_figures_are_the_references(
     of_luma: bool, channels: int, tmp_path: Path
 ) -> None:
     images = list(write(tmp_path / "data/val", 5).values())
     split = opened(tmp_path / "data", "val")
 
-    def figures(world: World) -> dict[str, Any]:
-        metric = Fidelity(device=CPU, scale=2, of_luma=of_luma, shave=SHAVE, samples=5)
-        for batch in share(split, world):
-            said = output(int(batch.ids[0]), batch.targets[HIGH], channels)
-            metric.update(said if batch.valid.all() else said * torch.nan, batch)
-        found = metric.result(world)
-        shown = found.pop("extras", {"images": {"val/crops": None}})["images"][
-            "val/crops"
-        ]
-        assert (shown is None) == (world.rank > 0) and (
-            shown is None or shown.shape[1:] == (128, 128, 3)
-        )
-        return found
-
-    whole = figures(alone())
-    for size in (2, 3):
-        assert on_ranks(size, figures) == [whole] * size
+    metric = Fidelity(device=CPU, scale=2, of_luma=of_luma, shave=SHAVE, samples=5)
+    for batch in batches_of(split):
+        metric.update(output(int(batch.ids[0]), batch.targets[HIGH], channels), batch)
+    whole = metric.result(alone())
+    # of three images bicubic, the network's and the original
+    assert whole["extras"]["images"]["val/crops"].shape == (9, 128, 128, 3)
     expected: dict[str, list[float]] = {
         "psnr": [],
         "psnr_bicubic": [],
@@ -159,7 +146,7 @@ def test_figures_are_the_references_on_any_number_of_ranks(
 def test_an_output_that_is_no_number_counts_as_black_for_white(tmp_path: Path) -> None:
     write(tmp_path / "data/val", 2)
     metric = Fidelity(device=CPU, scale=2, of_luma=True, shave=0, samples=2)
-    for batch in share(opened(tmp_path / "data", "val"), alone()):
+    for batch in batches_of(opened(tmp_path / "data", "val")):
         metric.update(batch.targets[HIGH] * (torch.nan if batch.ids[0] else 1), batch)
     found = metric.result(alone())
     assert (found["psnr"], found["outputs_not_finite"], found["samples"]) == (

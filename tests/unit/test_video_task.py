@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contracts import Batch
 from tasks.classification import IGNORE
 from tasks.video import LARGEST_LOGIT, Video
 from tests.unit.test_classification import rows
-from tests.unit.test_meter import Threads, alone, on_ranks
+from tests.unit.test_meter import alone, on_ranks
 
 CPU = torch.device("cpu")
 VIDEOS, VIEWS, CLASSES = 8, 3, 7
@@ -103,33 +100,6 @@ def test_a_videos_logits_are_the_mean_over_its_views() -> None:
     )
 
 
-@settings(max_examples=40)
-@given(
-    st.permutations(range(VIDEOS * VIEWS)),
-    st.lists(st.integers(1, VIDEOS * VIEWS - 1), max_size=5, unique=True),
-    st.data(),
-)
-def test_neither_order_nor_batches_nor_padding_change_a_bit(
-    permutation: list[int], cuts: list[int], data: Any
-) -> None:
-    """Floating-point sums would: they depend on which is added first."""
-    logits, videos = epoch()
-    expected = measured((logits, batch_of(videos)))
-    batches = []
-    for a, b in pairwise([0, *sorted(cuts), len(videos)]):
-        places, padded = permutation[a:b], data.draw(st.integers(0, 2))
-        given = torch.cat(
-            [
-                logits[places],
-                torch.full(
-                    (padded, CLASSES), data.draw(st.sampled_from([7.0, math.nan]))
-                ),
-            ]
-        )
-        batches.append((given, batch_of([*videos[places], *[-1] * padded])))
-    assert measured(*batches) == expected
-
-
 def test_failed_views_and_videos() -> None:
     logits, videos = epoch()
     valid = ~np.isin(
@@ -167,12 +137,6 @@ def test_a_video_of_which_a_view_is_no_number_is_wrong_and_counted(
     assert found["top1"] == pytest.approx(others["top1"] * (VIDEOS - 1) / VIDEOS)
     assert found["top5"] == pytest.approx(others["top5"] * (VIDEOS - 1) / VIDEOS)
     assert (found["loss"], found["losses_not_finite"]) == (others["loss"], len(values))
-
-    def work(world: Threads) -> dict[str, float]:
-        mine = slice(world.rank, None, 3)
-        return measured((logits[mine], batch_of(videos[mine])), world=world)
-
-    assert on_ranks(3, work) == [found] * 3
 
 
 def test_some_ranks_may_have_no_view() -> None:
