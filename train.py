@@ -61,6 +61,7 @@ from settings.config import (  # noqa: E402
 from settings.run import Run  # noqa: E402
 from system.resources import cores  # noqa: E402
 from system.timeline import Timeline  # noqa: E402
+from system.triton_kernels import hash_ahead  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
 
@@ -68,6 +69,8 @@ unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
 TIMELINE = Timeline()
 preflight.imported()
+if DEVICE.type == "cuda":
+    hash_ahead()
 TIMELINE.mark("imports")
 
 

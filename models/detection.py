@@ -162,13 +162,36 @@ class _Untouched(nn.Module):
 
 
 class _FrozenNorm(FrozenBatchNorm2d):
-    """torchvision's frozen norm with its input's type as output: with fp32 buffers it would be fp32."""
+    """torchvision's frozen norm with its input's type as output: with fp32 buffers it would be fp32.
+
+    Scale and shift are made again only when a buffer was written, loaded or moved: six small kernels less a
+    norm and step.
+    """
+
+    _made: tuple[Any, Any, torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():  # it fuses them
+            scale, shift = self._scale_and_shift(x.dtype)
+        else:
+            buffers = (self.weight, self.bias, self.running_mean, self.running_var)
+            made_of = (x.dtype, self.eps, *((id(one), one._version) for one in buffers))
+            if self._made is None or self._made[0] != made_of:
+                # they may be made in a validation, and training cannot use an inference tensor
+                with torch.inference_mode(False):
+                    # no other tensor gets the id of one that is kept
+                    self._made = (made_of, buffers, *self._scale_and_shift(x.dtype))
+            scale, shift = self._made[2:]
+        return torch.addcmul(shift, x, scale)
+
+    def _scale_and_shift(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         scale = self.weight * (self.running_var + self.eps).rsqrt()
-        shift = (self.bias - self.running_mean * scale).to(x.dtype)
-        scale = scale.to(x.dtype)
-        return torch.addcmul(shift[:, None, None], x, scale[:, None, None])
+        shift = self.bias - self.running_mean * scale
+        return scale.to(dtype)[:, None, None], shift.to(dtype)[:, None, None]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was made: a copy's buffers have versions of their own."""
+        return {**self.__dict__, "_made": None}
 
 
 def build(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
+from threading import Thread
 from typing import Any
 
 
@@ -25,3 +27,20 @@ def kernels(module: str, build: Callable[[Any], object], otherwise: str) -> Any:
         )
         return None
     return imported
+
+
+def hash_ahead() -> Thread:
+    """Have a thread hash Triton's own files, which the first kernel of a process else waits for.
+
+    A kernel's place in Triton's cache has that hash, of half a gigabyte, in its name. The thread hashes and
+    reads without the interpreter's lock. Without Triton it does nothing.
+    """
+
+    def work() -> None:
+        with suppress(Exception):  # the kernel itself says what is wrong
+            # torch knows where this version of Triton has it
+            import_module("torch._inductor.runtime.triton_compat").triton_key()
+
+    thread = Thread(target=work, name="triton-key", daemon=True)
+    thread.start()
+    return thread

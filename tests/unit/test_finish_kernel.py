@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from contracts import Feed, Pixels, Rows
 from loaders._postprocess import Finish
 from plan.geometry import TRANSPOSE
+from system.triton_kernels import hash_ahead
 from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
@@ -90,3 +92,12 @@ def check_they_are_the_same(found: list[Any]) -> None:
 
 def test_the_kernel_does_what_torch_does(runner: Runner) -> None:
     check_they_are_the_same(interpreted(INTERPRETED, runner))
+
+
+def test_a_thread_hashes_triton_for_the_first_kernel() -> None:
+    """Triton looks its kernels up by a key that it keeps, once it is made."""
+    key = pytest.importorskip("triton.runtime.cache").triton_key
+    key.cache_clear()
+    hash_ahead().join(timeout=300)
+    key()
+    assert key.cache_info()[:2] == (1, 1), "one found, one made"

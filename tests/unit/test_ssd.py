@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -295,15 +297,62 @@ def test_detections_are_torchvisions(
         np.testing.assert_allclose(boxes, theirs, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_frozen_norm_is_torchvisions_in_its_inputs_type(dtype: torch.dtype) -> None:
-    ours = _FrozenNorm(4, 1e-3)
-    ours.load_state_dict({name: torch.rand(4) + 0.1 for name in ours.state_dict()})
-    theirs = FrozenBatchNorm2d(4, ours.eps)
+@pytest.fixture
+def norm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One with random buffers, and a list `calls` that grows when it makes its scale and shift."""
+    made: Any = _FrozenNorm(4, 1e-3)
+    made.load_state_dict({name: torch.rand(4) + 0.1 for name in made.state_dict()})
+    made.calls = []
+    plain = _FrozenNorm._scale_and_shift
+
+    def counted(self: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls.append(1)
+        return plain(self, dtype)
+
+    monkeypatch.setattr(_FrozenNorm, "_scale_and_shift", counted)
+    return made
+
+
+IMAGES_OF_NORMS = torch.rand(2, 4, 3, 3)
+
+
+def check_norm(ours: Any, images: torch.Tensor) -> None:
+    theirs: Any = FrozenBatchNorm2d(4, ours.eps).to(ours.weight.dtype)
     theirs.load_state_dict(ours.state_dict())
-    images = torch.rand(2, 4, 3, 3).to(dtype)
-    found = ours(images)
-    assert found.dtype == dtype
-    torch.testing.assert_close(
-        found, theirs(images.float()).to(dtype), rtol=1e-2, atol=1e-2
-    )
+    wanted = theirs(images.to(ours.weight.dtype)).to(images.dtype)
+    torch.testing.assert_close(ours(images), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_a_frozen_norm_makes_its_scale_and_shift_once(norm: Any) -> None:
+    with torch.inference_mode():
+        norm(IMAGES_OF_NORMS)
+    for _ in range(3):
+        check_norm(norm, IMAGES_OF_NORMS)
+    wanting = IMAGES_OF_NORMS.clone().requires_grad_()
+    norm(wanting).sum().backward()
+    assert wanting.grad is not None and len(norm.calls) == 1
+    check_norm(norm, IMAGES_OF_NORMS.bfloat16())
+    assert norm(IMAGES_OF_NORMS.bfloat16()).dtype == torch.bfloat16
+    assert len(norm.calls) == 2
+
+
+def doubled(ours: Any) -> None:
+    ours.load_state_dict({name: 2 * value for name, value in ours.state_dict().items()})
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "doubled": doubled,
+    "moved": lambda ours: doubled(ours.double()),
+    "less stable": lambda ours: setattr(ours, "eps", 0.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_frozen_norm_sees_what_changes(norm: Any, change: str) -> None:
+    before = norm(IMAGES_OF_NORMS)
+    # its buffers count their versions anew, and may come to the number that was kept
+    twin = copy.deepcopy(norm)
+    for one in (norm, twin):
+        CHANGES[change](one)
+        check_norm(one, IMAGES_OF_NORMS)
+        assert not torch.allclose(one(IMAGES_OF_NORMS), before, atol=0.05)
