@@ -197,7 +197,7 @@ def test_what_was_uploaded_is_not_fetched_over_newer_files(
     bucket = train.cwd / "bucket"
     ranks = Ranks(train, pictures, "run")
     ranks.output = f"file://{bucket}"
-    flags = "--unkillable 1 --save-every-steps 6 --read-delay-ms 50"
+    flags = "--unkillable 1 --save-every-steps 6 --read-delay-ms 20"
     ranks.start(0, 1, flags)
     until((bucket / "last.pt").exists, 60, "an upload")
     ranks.go_on(0)
