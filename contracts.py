@@ -223,31 +223,6 @@ class World(Protocol):
         """Return every rank's (picklable) value, in rank order, on every rank."""
 
 
-class Phases(Protocol):
-    """A stopwatch for the phases of a step, on the device's own timeline. Implemented by report/phases.py."""
-
-    # milliseconds of each phase, for each step that the last `read` covered
-    steps: list[dict[str, float]]
-
-    def mark(self, name: str) -> None:
-        """End the phase `name`, which began at the mark before it."""
-
-    def span(self, name: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
-        """Add the time between two timed events of another stream, such as a transfer."""
-
-    def took(self, name: str, milliseconds: float) -> None:
-        """Add a time of the step under way that was measured elsewhere, such as in workers."""
-
-    def step(self) -> None:
-        """Count one step, which is complete."""
-
-    def interrupt(self) -> None:
-        """Leave the time since the last mark out: it belongs to no phase."""
-
-    def read(self) -> dict[str, float]:
-        """Return the mean ms a step of each phase since the last read. Does not wait for the device."""
-
-
 class Source(Protocol):
     """Row -> bytes, wherever they lie: picklable, cheap to copy, opens nothing before it reads."""
 

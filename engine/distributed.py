@@ -7,9 +7,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
-import io
 import os
-import pickle
 import resource
 import socket
 import sys
@@ -171,41 +169,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _Sender(pickle.Pickler):
-    """Pickles all but tensors, which `tensors` has in their order."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.tensors: list[torch.Tensor] = []
-
-    def persistent_id(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return None
-        # with gaps, as an expanded one, it is sent without them
-        stride = torch.empty_like(value, device="meta").stride()
-        self.tensors.append(
-            value if value.stride() == stride else torch.empty_like(value).copy_(value)
-        )
-        return value.shape, stride, value.dtype
-
-
-class _Receiver(pickle.Unpickler):
-    """Reads what a _Sender has pickled; its tensors come from rank 0, as it gets to them."""
-
-    def persistent_load(self, layout: Any) -> torch.Tensor:
-        shape, stride, dtype = layout
-        tensor = torch.empty_strided(shape, stride, dtype=dtype)
-        _broadcast(tensor)
-        return tensor
-
-
-def _broadcast(tensor: torch.Tensor) -> None:
-    """Send rank 0's tensor without gaps into that of the others."""
-    if tensor.numel():
-        row = tensor.detach().as_strided((tensor.numel(),), (1,))
-        dist.broadcast(row.view(torch.uint8), src=0)
-
-
 class ProcessWorld:
     """A contracts.World over torch.distributed: gloo for host values, NCCL for device tensors; one process
     needs neither.
@@ -333,29 +296,13 @@ class ProcessWorld:
             except UserError as error:
                 answer[1] = error
         if dist.is_initialized():
-            answer = self._sent(answer)
+            dist.broadcast_object_list(answer)
         elif (first := self.gather(answer)[0]) and self.rank > 0:
             answer = first
         if answer[1] is not None:
             raise answer[1]
         found: Answer = answer[0]
         return found
-
-    def _sent(self, value: Any) -> Any:
-        """Return rank 0's value. Tensors travel one by one: pickled they would be in memory four times."""
-        rest: list[Any] = [None]
-        tensors: list[torch.Tensor] = []
-        if self.rank == 0:
-            sender = _Sender(file := io.BytesIO())
-            sender.dump(value)
-            rest[0] = file.getvalue()
-            tensors = sender.tensors
-        dist.broadcast_object_list(rest)
-        if self.rank > 0:
-            return _Receiver(io.BytesIO(rest[0])).load()
-        for tensor in tensors:
-            _broadcast(tensor)
-        return value
 
     @contextmanager
     def file(self, name: str | None) -> Iterator[str | None]:

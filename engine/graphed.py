@@ -35,7 +35,7 @@ WAITS = "synchroniz"
 
 
 class NoPhases:
-    """A contracts.Phases that measures nothing: an event inside of a graph has no time to be asked for."""
+    """A report.phases.Phases that measures nothing: an event inside of a graph has no time to be asked for."""
 
     steps: Sequence[dict[str, float]] = ()
 
@@ -162,8 +162,6 @@ def prepare(
         why = "there is no GPU"
     elif not one_shape:
         why = "batches of this task have many shapes, and each would be a graph"
-    elif not step.capturable:
-        why = "this --optimizer decides on the host"
     else:
         why, split = capture(step, make_batches(), world)
     outcome = Outcome(why_not=why, one_shape=one_shape, warm_up_ms=split)
@@ -193,7 +191,7 @@ def capture(
             count = WARM_UP
         if not why:
             phases = step.phases
-            step.phases = NoPhases()  # type: ignore[assignment]
+            step.phases = NoPhases()
             gc.collect()  # what is left of the warm-up would stay beside the graph's own memory
             why = _captured(step, statics)
             step.phases = phases

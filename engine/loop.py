@@ -123,8 +123,6 @@ class Training:
         return 0
 
     def _fit(self) -> bool:
-        if warning := schedules.warmup_warning(self.optimisation, self.plan.steps(0)):
-            self.report.warn(warning)
         while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():
                 self._save_whole()

@@ -33,8 +33,6 @@ class LossLog:
         self._slots = self._ring.unbind()
         # number, ids of its batches, what tells that it is done, learning rate
         self._steps: list[tuple[int, list[np.ndarray], Any, float]] = []
-        # events of steps that were read: a long run would make millions
-        self._spare: list[torch.cuda.Event] = []
         self._begin = 0  # slot of the first unread step in the ring
         self._loss_terms: tuple[str, ...] = ()
         self.failed = 0
@@ -64,7 +62,7 @@ class LossLog:
         self._slots[(self._begin + len(self._steps)) % len(self._slots)].copy_(outcome)
         done = None
         if self._stream is not None:
-            done = self._spare.pop() if self._spare else torch.cuda.Event()
+            done = torch.cuda.Event()
             done.record(self._stream)
         self._steps.append((step, ids, done, lr))
 
@@ -88,7 +86,6 @@ class LossLog:
         steps = self._steps[:count]
         self._steps = self._steps[count:]
         rows = self._to_host(count, steps[-1][2])
-        self._spare += [done for _, _, done, _ in steps if done is not None]
         self._begin = (self._begin + count) % len(self._slots)
         # norm and scale are the same on every rank, the other columns are sums over its samples
         own = np.delete(rows, (2, 3), axis=1)

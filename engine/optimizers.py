@@ -1,17 +1,14 @@
-"""The table of optimisers, without weight decay on biases and norms; a CUDA graph holds each but apex's.
+"""The table of optimisers, without weight decay on biases and norms; a CUDA graph holds each.
 
-torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon, and NVIDIA's apex fused SGD and LAMB.
+torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,8 +41,7 @@ def build(module: nn.Module, optimisation: Optimisation) -> torch.optim.Optimize
         scale = group["lr_scale"]
         lr = optimisation.lr * scale
         # a GPU reads it from memory when the step runs: a CUDA graph holds numbers of the host fast
-        in_memory = on_gpu and kind.capturable
-        rates.setdefault(scale, torch.tensor(lr, device=device) if in_memory else lr)
+        rates.setdefault(scale, torch.tensor(lr, device=device) if on_gpu else lr)
         group["lr"] = rates[scale]
     optimizer: torch.optim.Optimizer = kind.make(groups, optimisation, on_gpu)
     if kind.skips:
@@ -238,33 +234,6 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
     return min(rows, parameter.numel() // rows) >= MUON_SIDE
 
 
-def _apex(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    """Return FusedSGD or FusedLAMB of NVIDIA's apex. Raises UserError where they cannot be had."""
-    flag = f"--optimizer {optimisation.optimizer}"
-    # its files tell: importing the index's package of that name would run a web toolkit
-    spec = importlib.util.find_spec("apex")
-    folders = (spec and spec.submodule_search_locations) or ()
-    if not on_gpu or not any(Path(one, "optimizers").is_dir() for one in folders):
-        raise UserError(
-            f"{flag} needs a GPU and NVIDIA's apex, see github.com/NVIDIA/apex; "
-            f"--optimizer {optimisation.optimizer.removeprefix('apex-')} moves weights alike"
-        )
-    try:
-        from apex.optimizers import FusedLAMB, FusedSGD
-    except ImportError as error:
-        raise UserError(f"{flag}: apex cannot be imported ({error})") from None
-    optimizer: Any
-    if optimisation.optimizer == "apex-sgd":
-        momentum = _momentum_of(optimisation)
-        optimizer = FusedSGD(groups, lr=optimisation.lr, **momentum)
-    else:
-        largest = 0.0 if optimisation.clip_grad_norm else 1.0
-        optimizer = FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest)
-    # apex's own takes no set_to_none
-    optimizer.zero_grad = partial(torch.optim.Optimizer.zero_grad, optimizer)
-    return optimizer
-
-
 def require_timm(flag: str) -> Any:
     """Return timm.optim. Raises UserError where timm, which `flag` needs, is not installed, or too old."""
     try:
@@ -285,7 +254,6 @@ class Kind:
 
     # makes it from groups, settings, and whether it is on a GPU
     make: Callable[[Groups, Optimisation, bool], Any]
-    capturable: bool = True  # a CUDA graph can hold its step
     skips: bool = False  # it knows no loss scale: _skip_on_device has it leave out a step that overflowed
     # names of the tensors that a step changes beside a parameter
     state: tuple[str, ...]
@@ -300,8 +268,6 @@ OPTIMIZERS = {
     "lars": Kind(make=_lars, skips=True, state=MOMENTUM),
     "lion": Kind(make=_lion, skips=True, state=("exp_avg",)),
     "muon": Kind(make=_muon, skips=True, state=MOMENTUM),
-    "apex-sgd": Kind(make=_apex, capturable=False, state=MOMENTUM),
-    "apex-lamb": Kind(make=_apex, capturable=False, state=()),
 }
 
 

@@ -91,23 +91,6 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     return peak
 
 
-def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:
-    """Return a line where the run, of epochs with so many steps, ends before its warm-up does; else None."""
-    steps = optimisation.steps
-    length = min(
-        optimisation.epochs,
-        optimisation.epochs if steps is None else steps / max(epoch_steps, 1),
-    )
-    warmup = optimisation.warmup_epochs
-    if not warmup or length > warmup:
-        return None
-    last = learning_rate(length, optimisation) if length < warmup else optimisation.lr
-    return (
-        f"the warm-up of {warmup:g} epochs fills the run of {length:.3g}: the learning rate only rises, to "
-        f"{last:.3g} of --lr {optimisation.lr:g}; a shorter --warmup-epochs leaves time to train"
-    )
-
-
 def _drops(epoch: float, optimisation: Optimisation) -> int:
     """Count the drops of a step schedule up to `epoch`, which is behind the warm-up."""
     if optimisation.lr_milestones is None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from contracts import Batch, Phases, Task
+from contracts import Batch, Task
 from engine import optimizers
 from engine import precision as precisions
 from engine.clipping import Clipping
@@ -47,7 +47,7 @@ class Step:
         precision: str,
         world: ProcessWorld,
         draw_key: Callable[[int, int, int, int], int],
-        phases: Phases,
+        phases: Any,  # report.phases.Phases
         compiled: bool = False,
     ) -> None:
         """Make the step of a run, and the optimiser of `module`, which is on its device and has its weights.
@@ -56,7 +56,6 @@ class Step:
         """
         self.optimizer = optimizers.build(module, optimisation)
         self._rates = optimizers.LearningRates(self.optimizer)
-        self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
         self._network = module
         self._wrap = partial(
             world.wrap,
@@ -266,37 +265,19 @@ class Step:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Put back, bit for bit and in place, what the steps inside change, and take away what they make."""
-        # an optimiser may make state in its first step, and count steps in its groups or attributes; a
-        # network may assign a new tensor to a buffer's name
-        optimizer = self.optimizer
-        holders: list[dict[Any, Any]] = [
-            module._buffers for module in self._network.modules()
-        ]
-        holders += [
-            vars(optimizer),
-            optimizer.state,
-            *optimizer.state.values(),
-            *optimizer.param_groups,
-        ]
-        held = [(holder, dict(holder)) for holder in holders]
-        values = [v for holder in holders for v in holder.values()]
-        values += self.state_tensors()
-        tensors = list(
-            {id(v): v for v in values if isinstance(v, torch.Tensor)}.values()
-        )
+        """Put back, bit for bit and in place, what the steps inside change."""
+        # a network may assign a new tensor to a buffer's name
+        holders = [module._buffers for module in self._network.modules()]
+        held = [(buffers, dict(buffers)) for buffers in holders]
+        tensors = self.state_tensors()
         # copies lie on the host: the batch may have left the device no room for them
         saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         rates = self._rates.read()
         try:
             yield
         finally:
-            for holder, before in held:
-                made = [name for name in holder if name not in before]
-                # graphs read what was made before a capture
-                for name in made if self.graphs is None else []:
-                    del holder[name]
-                holder.update(before)
+            for buffers, before in held:
+                buffers.update(before)
             for tensor, value in zip(tensors, saved, strict=True):
                 tensor.detach().copy_(value)
             self._rates.write(rates)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from contracts import Batch, Loader, Phases, Plan, World, do_nothing
+from contracts import Batch, Loader, Plan, World, do_nothing
 from report import kernels
 from report.meter import spread
 
@@ -35,7 +35,7 @@ class MeasuredStep(Protocol):
     """The part of a training step (engine/step.py) that is needed to measure it and put it back."""
 
     @property
-    def phases(self) -> Phases:
+    def phases(self) -> Any:
         """Return the stopwatch of its phases."""
 
     def __call__(

@@ -17,7 +17,7 @@ INTERRUPTED = "interrupted"
 
 
 class Phases:
-    """A contracts.Phases: `mark(name)` ends the phase `name`, which began at the mark before it. Reading
+    """`mark(name)` ends the phase `name`, which began at the mark before it. Reading
     waits for nothing, and is of whole steps.
 
     data_wait is thus the time from the end of step i to the point at which the device has waited for the

@@ -50,7 +50,7 @@ order in which a sample meets them. A file whose name begins with `_` is used by
 | a figure of a task | `FIGURES` in `tasks/NAME.py`: a `Figure` says its title, chart and unit | the task's metric gives it; of COCO's own also `FIGURES` or `KEYPOINT_FIGURES` in `tasks/_coco.py`, in the order of `stats`; of classification `MOST` in `tasks/_predictions.py`, the classes that are kept of a sample, and `FIGURES_OF_SETS`, which takes figures by their places |
 | a network | the registry that the task names, in `models/` | |
 | a registry of networks, `--arch PREFIX/NAME` | `models/NAME.py` with the functions of `Registry` (`models/__init__.py`); `names` gives them with the prefix | the prefix in `others` of the task, as in `tasks/classification.py` |
-| an optimiser | a `Kind` in `OPTIMIZERS`, `engine/optimizers.py` | `state`, `capturable` and `skips` of the `Kind`; in `settings/optimisation.py` the Literal of `optimizer`, and `needs=("optimizer", ...)` of what it reads; `docs/recipes.md` |
+| an optimiser | a `Kind` in `OPTIMIZERS`, `engine/optimizers.py` | `state` and `skips` of the `Kind`; in `settings/optimisation.py` the Literal of `optimizer`, and `needs=("optimizer", ...)` of what it reads; `docs/recipes.md` |
 | a schedule | `learning_rate` in `engine/schedules.py` | in `settings/optimisation.py` the Literal of `schedule`, and `needs=("schedule", ...)` of what it reads; `docs/recipes.md` |
 | what a checkpoint holds | `Content` and `Checkpoints.content` in `engine/checkpoint.py`; beside the state `saved` in `train.py`, its settings `Start.kept` in `tasks/initial_state.py` | `FORMAT` is raised where an earlier checkpoint would not do; `Resume` reads it |
 | which checkpoint `--resume auto` takes | `Resume.find` in `engine/checkpoint.py` | |

@@ -30,23 +30,17 @@ class Optimisation(Settings):
         0, needs=("val_every",), changes_rate=False, resume="free"
     )
     """End after so many validations in a row without a better figure; 0 = never."""
-    optimizer: Literal[
-        "sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"
-    ] = "sgd"
+    optimizer: Literal["sgd", "adamw", "lamb", "lars", "lion", "muon"] = "sgd"
     """SGD with momentum and AdamW are torch's; LAMB, LARS, Lion and Muon (convolutions as matrices; AdamW
-    moves what is none) timm's, FusedSGD and FusedLAMB NVIDIA's apex's, where these are installed."""
+    moves what is none) timm's, where it is installed."""
     lr: Annotated[FiniteFloat, Field(gt=0)] = setting(0.1, changes_rate=False)
     """Peak learning rate, as it is used, unless --lr-per is given."""
     lr_per: NonNegativeInt = setting(0, changes_rate=False)
     """Samples of a step that --lr is for: with a step of other samples, over all ranks and --accumulate, it
     is scaled in proportion. 0 = --lr is used as it is."""
-    momentum: Share = setting(
-        0.9, needs=("optimizer", "sgd", "lars", "muon", "apex-sgd")
-    )
+    momentum: Share = setting(0.9, needs=("optimizer", "sgd", "lars", "muon"))
     """Momentum of SGD, LARS and Muon."""
-    nesterov: bool = setting(
-        True, needs=("optimizer", "sgd", "lars", "muon", "apex-sgd")
-    )
+    nesterov: bool = setting(True, needs=("optimizer", "sgd", "lars", "muon"))
     """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
     """Weight decay of parameters of more than one dimension."""

@@ -51,11 +51,11 @@ def files(
 @pytest.mark.parametrize(
     ("name", "flags", "here", "others"),
     [
-        ("run/last.pt", "--resume auto", "step-2.pt", (None, "step-3.pt")),
+        ("run/last.pt", "--resume auto", "step-2.pt", ("step-3.pt",)),
         ("run/last.pt", "--resume auto", None, ("step-3.pt",)),
         ("start.pt", "--weights start.pt", "step-2.pt", (None, "step-3.pt")),
         ("start.pt", "--resume start.pt --evaluate true", "step-2.pt", (None,)),
-        ("preset.yaml", "--config preset.yaml", "2.yaml", (None, "3.yaml")),
+        ("preset.yaml", "--config preset.yaml", "2.yaml", ("3.yaml",)),
     ],
 )
 def test_rank_0_reads(

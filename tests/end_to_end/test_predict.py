@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from scripts import export, serve_example
-from tasks import _tables
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import ROOT, Runner, draw, summary
+from tests.end_to_end.runs import Runner, draw, summary
 from tests.unit.coco_files import write_coco
 
 HERE = ("--workers", 0, "--ceilings", "false")
@@ -242,17 +238,11 @@ def test_an_exported_file_answers_as_predict_does(
     assert "over 16 images: " in capsys.readouterr().out
     pt2 = ["run/last.pt", "--format", "pt2", "--preprocessing", "beside", "--output"]
     # a disk with room for 8 KiB of the file; in a process of its own, which PyTorch's own writer would end
-    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "-", sys.executable]
-    ended = subprocess.run(
-        [*limited, "-m", "scripts.export", *pt2, "full/model.pt2"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2 and not list(Path("full").iterdir())
+    limits = {"RLIMIT_FSIZE": 8192}
+    ended = home.python("-m", "scripts.export", *pt2, "full/model.pt2", limits=limits)
+    assert ended.wait() == 2 and not list(Path("full").iterdir())
     said = "export: full/model.pt2: cannot be written: File too large; choose another"
-    assert ended.stderr == f"{said} --output\n"
+    assert ended.err == f"{said} --output\n"
     served = sorted(map(str, Path("data/val").rglob("*.jpg")))
     serve_example.main("run/last.onnx", *served)
     answers = list(csv.DictReader(capsys.readouterr().out.splitlines()))
@@ -266,81 +256,11 @@ def test_an_exported_file_answers_as_predict_does(
         assert export.main([*pt2, "new/wrong.pt2"]) == 1
     assert not list(Path("new").iterdir())
     assert "is not written" in " ".join(capsys.readouterr().out.split())
-    served_as_people_have_them(capsys)
     for model in ("gone.onnx", served[0]):
         with pytest.raises(SystemExit) as ended_by:
             serve_example.main(model, served[0])
         assert ended_by.value.code == 2
         assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
-
-
-def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example names what it cannot read, quotes what CSV has to, and keeps the high bits of 16."""
-    levels = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
-    Image.fromarray(levels).save("16 bits.png")
-    Path("16 bits.pgm").write_bytes(
-        b"P5 64 64 65535\n" + levels.astype(">u2").tobytes()
-    )
-    Image.fromarray((levels >> 8).astype(np.uint8)).save("8 bits.png")
-    photos = [
-        *map(str, Path("photos").rglob("*.png")),
-        *(f"photos/{name}" for name in BROKEN),
-    ]
-    grey = ["16 bits.png", "16 bits.pgm", "8 bits.png"]
-    serve_example.main("run/last.onnx", *photos, "gone.jpg", *grey)
-    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [row["path"] for row in table] == [*photos, "gone.jpg", *grey]
-    assert {Path(row["path"]).name for row in table if row["error"]} == {
-        *BROKEN,
-        "gone.jpg",
-    }
-    assert len({row["probability"] for row in table[-len(grey) :]}) == 1
-    for cell in ("=1", "-5", "+1 a", "\uff1dx", "a"):
-        assert serve_example.inert(cell) == _tables.inert(cell)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["gone.pt"], "export: gone.pt: is no file; name best.pt of a run"),
-        (["run/last.pt", "--images", "gone"], "export: --images gone: No such file"),
-        (
-            ["run/last.pt", "--output", "/proc/x.pt2"],
-            "export: /proc/x.pt2: cannot be written: ",
-        ),
-        (
-            ["run/last.pt", "--output", "none"],
-            "export: none: cannot be written: Is a directory; ",
-        ),
-        (
-            ["run/last.pt", "--output", "./run/last.pt"],
-            "export: --output run/last.pt is the checkpoint",
-        ),
-    ],
-)
-def test_an_export_names_what_the_user_named(
-    home: Runner,
-    words: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(home.cwd)
-    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
-    Path("none").mkdir(exist_ok=True)
-    assert export.main([*words, "--format", "pt2"]) == 2
-    assert capsys.readouterr().err.startswith(said)
-
-
-def test_an_interpolation_that_no_export_has(
-    home: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
-    content["used"]["interpolation"] = "nearest"
-    monkeypatch.chdir(home.cwd)
-    torch.save(content, "nearest.pt")
-    assert export.main(["nearest.pt"]) == 2
-    assert "--interpolation nearest is not exported" in capsys.readouterr().err
 
 
 def test_detectors_find_what_the_validation_found(

@@ -130,7 +130,7 @@ READING = "loader", "contention"
 
 def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> None:
     """The first run that passes its own check and reads slowed down: the machine may have stalled."""
-    flags = "--image-size 32 --batch-size 8 --steps 24 --read-delay-ms 20"
+    flags = "--image-size 32 --batch-size 8 --steps 16 --read-delay-ms 20"
     for turn in range(RUNS):
         said = measured(train, pictures, f"run-{turn}", *flags.split())
         check_rates(train.cwd / f"run-{turn}")

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo import OptimizedModule
 
 from engine.checkpoint import Content
-from engine.distributed import ProcessWorld
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
 
 SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 0
@@ -100,13 +98,6 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     for name in ("loss", "ema_loss"):
         assert again[name] == told[name]
     assert again["loss"] != again["ema_loss"]
-
-
-def test_the_module_that_a_step_calls_is_compiled() -> None:
-    bare, world = torch.nn.Linear(2, 3), ProcessWorld(torch.device("cpu"))
-    called = world.wrap(bare, compiled=True)
-    assert isinstance(called, OptimizedModule) and called._orig_mod is bare
-    assert world.wrap(bare, compiled=False) is bare
 
 
 @pytest.mark.slow

@@ -83,6 +83,8 @@ def become(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["env"])
     sys.path[1:1] = order["env"].get("PYTHONPATH", "").split(os.pathsep)
+    # a limit of a file's size would cut what is compiled
+    sys.dont_write_bytecode = bool(order["limits"])
     for name, value in order["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     signal.signal(signal.SIGINT, signal.default_int_handler)

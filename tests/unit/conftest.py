@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that suites and the tuner start have imported PyTorch already; torchrun's ranks too."""
     from benchmarks import _suite, max_batch
-    from scripts import tune
+    from scripts import planted, tune
     from tests.end_to_end.runs import importable, meeting
 
     def ran(command: list[str], log: Any, limit_s: float) -> int:
@@ -51,7 +51,7 @@ def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                 log.write(said if "b" in log.mode else said.decode())
         return max(codes)
 
-    for module in (_suite, tune, max_batch):
+    for module in (_suite, max_batch, planted, tune):
         monkeypatch.setattr(module, "ran", ran)
 
 

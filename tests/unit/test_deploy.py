@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +13,13 @@ from settings.config import parse
 from tasks import tables
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS: dict[str, str] = yaml.safe_load(
-    (ROOT / "tests/unit/deploy_keys.yaml").read_text()
-)
 FILES = ("jobset", "job", "compose", "skypilot")
-SPECS = {
-    "JobSet.spec.replicatedJobs.template.spec": "JobSpec",
-    "Job.spec": "JobSpec",
-}
-"""Paths of objects that several kinds have, and the name of these in KEYS."""
 LEAST_GRACE_S = 60
 """Twice what torchrun gives its ranks after a signal, in which they save: docs/cluster.md has what it takes."""
 
 
 def documents(name: str) -> list[Any]:
     return list(yaml.safe_load_all((ROOT / f"deploy/{name}.yaml").read_text()))
-
-
-def objects(found: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each mapping below `found`, with its path in KEYS."""
-    path = SPECS.get(path, path)
-    if isinstance(found, list):
-        for each in found:
-            yield from objects(each, path)
-    elif isinstance(found, dict):
-        yield path, found
-        free = KEYS.get(path) == "*"
-        for name, value in found.items():
-            yield from objects(value, f"{path}.{'*' if free else name}")
-
-
-def unknown(name: str, document: Any) -> list[str]:
-    """Return the keys of a document that its schema does not have."""
-    return [
-        f"{path}.{key}"
-        for path, found in objects(document, document.get("kind", name))
-        for key in found
-        if KEYS.get(path, "") != "*" and key not in KEYS.get(path, "").split()
-    ]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_keys_are_those_of_the_schema(name: str) -> None:
-    for document in documents(name):
-        assert unknown(name, document) == []
-        paths = [path for path, _ in objects(document, document.get("kind", name))]
-        # a wrong key anywhere is seen
-        for number, path in enumerate(paths):
-            planted = copy.deepcopy(document)
-            where = list(objects(planted, planted.get("kind", name)))[number][1]
-            where["plantd"] = 1
-            assert bool(unknown(name, planted)) == (KEYS[path] != "*"), path
 
 
 def words(name: str) -> tuple[list[str], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, UserError
+from contracts import UserError
 from engine import graphed
 from engine.step import Step
 from settings.optimisation import Optimisation
@@ -90,36 +89,3 @@ def test_a_step_that_stays_eager_says_why_in_one_line(
     with pytest.raises(UserError, match=f"--graphs true: {said}"):
         graphed.prepare(step, list, world, True, one_shape=False)
     assert not graphed.prepare(step, list, world, False, one_shape=True).told
-
-
-def test_a_replay_reads_the_batch_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch reaches the static of its own shape, whatever the order of its targets."""
-    for name, value in {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
-        "graph": lambda *_, **__: nullcontext(),
-        "graph_pool_handle": lambda: None,
-        "current_stream": lambda: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    step: Any = SimpleNamespace(clips=False, accumulate=1)
-    step.micro_batch = lambda static, **_: static
-
-    def batch(side: int, **targets: float) -> Batch:
-        return Batch(
-            images=torch.full((2, 3, side, side), 1.5 * side),
-            sizes=torch.full((2, 2), side),
-            targets={name: torch.full((2,), value) for name, value in targets.items()},
-            valid=torch.tensor([True, side == 4]),
-            ids=np.arange(2),
-        )
-
-    statics = [batch(side, labels=0.0, weights=0.0) for side in (4, 8)]
-    graphs = graphed.Graphs(step, statics)
-    statics[0].images.zero_()
-    given = batch(4, weights=3.0, labels=2.0)
-    static: Any = graphs.replay(given, last=True, want_norm=True)
-    assert static is statics[0] and static.valid.all()
-    assert torch.equal(static.images, given.images)
-    for name, other in statics[1].targets.items():
-        assert torch.equal(static.targets[name], given.targets[name])
-        assert not other.any()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,7 +16,7 @@ from torch import nn
 
 from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
 from engine import checkpoint
-from engine.checkpoint import Checkpoints, Progress, Resume
+from engine.checkpoint import Checkpoints
 from engine.distributed import ProcessWorld
 from engine.failures import Failures
 from engine.loop import Training
@@ -181,14 +179,6 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
     assert [later.waited for later in toy.later] == [0, 1]
 
 
-def test_figures_that_come_with_the_last_step_are_told_soon(tmp_path: Path) -> None:
-    """Also after an epoch that neither validates nor saves."""
-    toy = Toy(tmp_path, 4, 0.5, 0.75, val_every=2)
-    toy.at = {3 * STEPS: toy.later[0].arrived.set}
-    assert toy.training.fit()
-    assert toy.told[0] == (3 * STEPS + 2, 2 * STEPS, 0.5)
-
-
 def test_training_goes_on_while_a_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,20 +299,6 @@ def test_a_worker_that_dies_leaves_a_whole_step(tmp_path: Path, begun: bool) -> 
         assert content["progress"]["step"] == 2
 
 
-def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
-    """A checkpoint is evaluated whatever trained it."""
-    toy = Toy(tmp_path, 1)
-    content: dict[str, Any] = {"model": {"weight": torch.full((1, 1), 3.0)}}
-    content |= {"progress": asdict(Progress(step=7))}
-    content |= {"optimizer": {"param_groups": []}, "config": {"optimizer": "adamw"}}
-    resume = Resume(content=content)
-    with pytest.raises(UserError, match="--optimizer is adamw"):
-        resume.into(toy.module, toy.training.step, optimizer="sgd")
-    resume = replace(resume, evaluate=True)
-    resume.into(toy.module, toy.training.step, optimizer="sgd")
-    assert (toy.module.weight.item(), resume.progress.step) == (3.0, 7)
-
-
 def test_a_network_whose_output_is_no_number_is_not_the_best(tmp_path: Path) -> None:
     toy = Toy(tmp_path, 2, 0.25, 0.5)
     toy.later[1].more = {"outputs_not_finite": 3, "samples": SAMPLES}
@@ -348,23 +324,6 @@ def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
     assert toy.training.fit()
     told = [call.kwargs["mib_per_s"] for call in toy.report.window.call_args_list]
     assert told == [(36 - 8) / 2, (36 - 7) / 2]
-
-
-def test_waiting_for_figures_is_a_pause_for_the_validation(tmp_path: Path) -> None:
-    toy = Toy(tmp_path, 1, 0.5)
-    under_way: list[str] = []
-    settled: list[str] = []
-
-    @contextmanager
-    def pause_for(what: str) -> Iterator[None]:
-        under_way.append(what)
-        yield
-        under_way.remove(what)
-
-    toy.training.meter.pause_for = pause_for
-    toy.report.validated.side_effect = lambda *_, **__: settled.extend(under_way)
-    assert toy.training.fit()
-    assert settled == ["validation"]
 
 
 @pytest.mark.parametrize(

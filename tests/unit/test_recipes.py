@@ -28,11 +28,7 @@ from tests.unit.steps import composed
 from tests.unit.test_step import CPU, Net, assert_alike, batch_of, step_of
 
 CASES: dict[str, dict[str, Any]] = {
-    **{
-        name: {"optimizer": name, "lr": 0.01}
-        for name, kind in optimizers.OPTIMIZERS.items()
-        if kind.capturable
-    },
+    **{name: {"optimizer": name, "lr": 0.01} for name in optimizers.OPTIMIZERS},
     "ema": {"ema": 0.7},
     "ema warmed up": {"ema": 0.99, "ema_warmup": True},
     "value": {"clip_grad_value": 0.01},

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from engine.schedules import learning_rate, of_plan, settled, warmup_warning
+from engine.schedules import learning_rate, of_plan, settled
 from settings.optimisation import Optimisation
 
 EPOCHS = 90
@@ -76,27 +76,6 @@ def test_schedules_are_torchvisions(name: str, warmup: int) -> None:
         wanted = optimizer.param_groups[0]["lr"]
         assert learning_rate(epoch, optimisation) == pytest.approx(wanted), epoch
         scheduler.step()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            {"epochs": 3},
-            "the warm-up of 5 epochs fills the run of 3: the learning rate only rises, to 0.0604 of",
-        ),
-        ({"epochs": 6}, None),
-        ({"steps": 51}, None),
-        ({"steps": 20, "warmup_epochs": 0}, None),
-    ],
-)
-def test_a_warmup_longer_than_the_run_is_told(
-    settings: dict[str, Any], said: str | None
-) -> None:
-    found = warmup_warning(Optimisation(**settings), epoch_steps=10)
-    assert (said is None and found is None) or (
-        said is not None and found is not None and said in found
-    )
 
 
 @pytest.mark.parametrize(

@@ -179,8 +179,6 @@ def test_a_machine_without_uv(
     [
         ("", "demo_set", "", "demo"),
         ("detection", "demo_coco", "coco/", "demo-detection"),
-        ("superres", "demo_superres", "superres/", "demo-superres"),
-        ("video", "demo_videos", "video/", "demo-video"),
     ],
 )
 def test_demo_makes_its_data_and_trains(
@@ -199,19 +197,3 @@ def test_demo_makes_its_data_and_trains(
     failing = f"fails:scripts.{drawn_by} "
     assert machine.run("scripts/demo.sh", *words, FAKES=failing, **there)[0] == 1
     assert not any("distributed.run" in call for call in machine.calls())
-
-
-@pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
-@pytest.mark.parametrize(
-    ("fakes", "code", "last"),
-    [("", 0, "all checks passed"), ("fails:mypy ", 1, "failed: [mypy]")],
-)
-def test_checks_all_run_and_the_failed_are_named(
-    machine: Machine, script: str, fakes: str, code: int, last: str
-) -> None:
-    done, out, _ = machine.run(script, FAKES=fakes)
-    assert (done, out.splitlines()[-1]) == (code, last)
-    calls = [call for call in machine.calls() if call.startswith("-m ")]
-    assert calls[:2] == ["-m ruff check .", "-m ruff format --check ."]
-    assert "-m mypy" in calls
-    assert re.search(r"-m pytest -n [1-8] --dist worksteal", "\n".join(calls))

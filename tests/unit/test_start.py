@@ -117,11 +117,6 @@ class Labelled:
     [
         (
             "classification",
-            {"image_size": 48, "image_size_start": 32, "image_size_ramp": (0, 1)},
-            32,
-        ),
-        (
-            "classification",
             {"image_size": 48, "train_window": "center", "val_window": "stretch"},
             64,
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,9 @@ import pytest
 
 from contracts import UserError
 from dataset.coco.scan import open_coco
-from dataset.scan.lists import class_names
-from dataset.scan.manifest import Rejects
-from dataset.stores import lmdb, source_named
-from dataset.videos.file_list import read_list
 from engine import checkpoint
-from models import Unusable, _weights
+from models import Unusable
 from settings.preset import read_preset
-from tasks._results import Results
 
 
 def _coco(path: Path) -> object:
@@ -32,24 +26,9 @@ def _coco(path: Path) -> object:
     )
 
 
-def _tar(path: Path) -> object:
-    return source_named("tar").open(
-        path.parents[1], "train", cache=path.parents[2] / "cache"
-    )
-
-
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "preset": ("run.yaml", read_preset),
-    "score": ("val_boxes.json", Results.read),
     "coco": ("coco/annotations/instances_train2017.json", _coco),
-    "tar": ("data/train/a.tar", _tar),
-    "lmdb": (
-        "train.lmdb",
-        lambda path: lmdb.open(path.parent, "train", cache=path.parent / "cache"),
-    ),
-    "classes": ("classes.txt", lambda path: class_names(path.parent)),
-    "list": ("val.txt", lambda path: read_list(path, None, Rejects(io.StringIO()))),
-    "weights": ("w.pth", lambda path: _weights.read_file(path, f"--weights {path}")),
     "checkpoint": ("last.pt", checkpoint.read),
 }
 
