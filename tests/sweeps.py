@@ -41,10 +41,7 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
     f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
-    f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",
-    f"{RUNS}agents.py::test_a_host_that_is_lost[stopped]": "a link that is cut",
     # architectures
-    f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{
         f"{RUNS}presets.py::test_two_steps[imagenet/resnet50.{name}]": "resnet50.a1, with other numbers"
@@ -56,7 +53,6 @@ SWEEPS: dict[str, str] = {
     },
     # demos, benchmarks and installations as a whole
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
-    f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
     f"{RUNS}start_up.py::*[superres]": "classification and video",

@@ -56,11 +56,9 @@ def kept(path: Path) -> Any:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize(("ranks", "flags"), [(1, GROWING), (2, "")])
-def test_killed_at_random_steps(
-    train: Runner, pictures: Path, ranks: int, flags: str
-) -> None:
+def test_killed_at_random_steps(train: Runner, pictures: Path) -> None:
     """SIGTERM and SIGKILL in turns, until the run comes to its end; also where images grow."""
+    ranks, flags = 2, GROWING
     for process in start(train, pictures, "whole", flags, ranks=ranks):
         process.done()
     whole, killed = train.cwd / "whole", train.cwd / "killed"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from contracts import UserError
 from models import Native
@@ -78,27 +75,6 @@ def test_a_function_that_builds_the_network_is_the_users_word(arch: str) -> None
         config, {"evaluate", "arch"}, checkpoint, path=None, origin="--resume a.pt"
     )
     assert start.config.model.arch == arch
-
-
-def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build({"arch": "resnet18", "sync_bn": True})
-    start = Start.of(config, (), {}, path=None, origin="flags")
-    given: Any = (
-        *architecture(kind_of(config), "resnet18"),
-        (2, 3, 32, 32),
-        {"classes": 2},
-        MagicMock(),
-    )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="--sync-bn is for GPUs"):
-        start.network(*given)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    norms = [
-        layer
-        for layer in start.network(*given).modules()
-        if isinstance(layer, _BatchNorm)
-    ]
-    assert len(norms) == 20 and {type(layer) for layer in norms} == {nn.SyncBatchNorm}
 
 
 class Labelled:
