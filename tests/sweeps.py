@@ -52,12 +52,10 @@ SWEEPS: dict[str, str] = {
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
     },
     # demos, benchmarks and installations as a whole
-    f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
     f"{RUNS}start_up.py::*[superres]": "classification and video",
     f"{UNIT}bench_loader.py::test_a_pass_over_images*[dali-proxy]": "a DataLoader beside DALI",
-    f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
 `[!`.

@@ -101,38 +101,6 @@ def test_answers_are_those_of_the_validation(home: Runner) -> None:
     )
 
 
-@pytest.mark.parametrize("best_of", ["network", "average"])
-def test_answers_are_of_the_weights_that_were_the_best(
-    home: Runner,
-    best_of: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Those that were not say nothing: they are zeros. So does an exported file."""
-    content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
-    none = {name: torch.zeros_like(value) for name, value in content["model"].items()}
-    model, average = (
-        (content["model"], none) if best_of == "network" else (none, content["model"])
-    )
-    ema = {
-        "n_averaged": torch.tensor(1),
-        **{f"module.{name}": value for name, value in average.items()},
-    }
-    path = home.cwd / f"best-{best_of}.pt"
-    torch.save({**content, "model": model, "ema": ema, "best_of": best_of}, path)
-    found = rows(predicted(home, "--predict data/val --resume", path.name))
-    said = home.started[-1].out
-    assert found == rows(predicted(home, "--predict data/val --resume run/last.pt"))
-    assert f"--resume {path.name}: took the " in said and "--weights" not in said
-    if best_of == "average":
-        monkeypatch.chdir(home.cwd)
-        monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
-        assert export.main([path.name, "--format", "pt2"]) == 0
-        told = capsys.readouterr().out
-        assert f"{path.name}: the average of its weights is exported" in told
-        assert "the largest logit is 0" not in told
-
-
 OF_A_STRANGER = """
 from torch import nn
 open("ran", "w").close()

@@ -288,14 +288,6 @@ def test_a_worker_that_dies_leaves_a_whole_step(tmp_path: Path, begun: bool) -> 
         assert content["progress"]["step"] == 2
 
 
-def test_a_network_whose_output_is_no_number_is_not_the_best(tmp_path: Path) -> None:
-    toy = Toy(tmp_path, 2, 0.25, 0.5)
-    toy.later[1].more = {"outputs_not_finite": 3, "samples": SAMPLES}
-    assert toy.training.fit()
-    assert toy.kept("best.pt")[0] == STEPS and toy.training.progress.best == 0.25
-    assert "no number for 3 of 8 samples" in toy.report.warn.call_args.args[0]
-
-
 def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
     """A window counts samples that are no padding, and the next window has none of them."""
     toy = Toy(tmp_path, 2, 0.5, 0.5)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from contracts import UserError
 from models import Native
@@ -122,42 +121,3 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     )[1]
     assert flags == plan.image_size
     kind.tasks(start.config, {"train": split, "val": split}, 0.0)
-
-
-@pytest.mark.parametrize("use", ["evaluate", "predict"])
-def test_what_only_trains_is_not_built_where_nothing_is_trained(
-    use: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Optimisers of packages that may not be here; the loss and --ema stay."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    optimised = {
-        "optimizer": "lamb",
-        "clip_grad_agc": 0.1,
-        "layer_decay": 0.5,
-        "warmup_steps": 9,
-    }
-    asked = {
-        "precision": "bf16",
-        "loss": "bce",
-        "ema": 0.9,
-        "mixup": 0.2,
-        **optimised,
-    }
-    checkpoint = {
-        "config": asked,
-        "used": {},
-        "arch": "resnet18",
-        "classes": ["a", "b"],
-    }
-    given = build({use: "files" if use == "predict" else True})
-    start = Start.of(given, {use}, checkpoint, path=None, origin="--resume last.pt")
-    own = start.config.optimisation
-    assert (own.optimizer, own.clip_grad_agc, own.warmup_steps) == ("sgd", 0.0, 0)
-    assert (own.loss, own.ema, start.config.model.precision) == ("bce", 0.9, "bf16")
-    preset = build(
-        {use: "files" if use == "predict" else True, "weights": "DEFAULT", **optimised}
-    )
-    assert (
-        Start.of(preset, (), {}, path=None, origin="").config.optimisation.optimizer
-        == "sgd"
-    )
