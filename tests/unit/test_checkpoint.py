@@ -20,6 +20,7 @@ from contracts import UserError
 from engine import checkpoint
 from engine.checkpoint import Checkpoints, Resume
 from engine.distributed import ProcessWorld
+from settings.config import parse
 from settings.run import Run
 from tests.end_to_end.runs import Runner, until
 
@@ -285,3 +286,13 @@ def test_which_file_is_resumed(tmp_path: Path) -> None:
     assert found("x/best.pt", tmp_path) == Path("x/best.pt")
     with pytest.raises(UserError, match="--output, which was not given"):
         found("auto", None)
+
+
+def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
+    """Settings of one run, such as --steps or --workers, are not named."""
+    before = parse(["--lr", "0.1", "--workers", "2", "--output", "a"]).flat()
+    now = parse(
+        ["--lr", "1", "--workers", "3", "--output", "b", "--steps", "9", "--seed", "1"]
+    ).flat()
+    found = Resume(content={"config": before}).changed(now)
+    assert sorted(found) == ["lr 0.1 -> 1.0", "seed 0 -> 1"]

@@ -267,6 +267,17 @@ def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(
     assert toy.kept("best.pt")[0] == toy.kept("last.pt")[0] == STEPS
 
 
+@pytest.mark.parametrize("run", ["fit", "validate"])
+def test_a_validation_that_ends_the_run_ends_its_scoring(
+    run: str, tmp_path: Path
+) -> None:
+    toy = Toy(tmp_path, 1, 0.25)
+    toy.failing = range(12)
+    with pytest.raises(UserError, match="samples of val cannot be decoded"):
+        getattr(toy.training, run)()
+    assert toy.later[0].dropped.is_set() and not toy.told
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_worker_that_dies_leaves_a_whole_step(tmp_path: Path, begun: bool) -> None:
     """The steps before are saved, but for a step of --accumulate that has moved running statistics."""
