@@ -15,8 +15,8 @@ import torch
 from tests.end_to_end.runs import Process, Runner, summary
 
 HOST = socket.gethostname()
-FLAGS = """--loader torchvision --arch shufflenet_v2_x0_5 --image-size 32 --batch-size 8 --workers 1 --precision fp32
-    --ceilings false --log-every 1 --val-every 1 --ema 0.9 --epochs 1 --warmup-epochs 0 --lr 0.01
+FLAGS = """--loader torchvision --arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8
+    --workers 1 --precision fp32 --ceilings false --log-every 1 --val-every 1 --ema 0.9 --epochs 1 --warmup-epochs 0 --lr 0.01
     --output run --manifest-dir manifests"""
 
 

@@ -26,8 +26,8 @@ RANKS = 3
 SAMPLES = 96
 EVERY = 4
 """Steps between snapshots."""
-SMALL = """--loader torchvision --arch shufflenet_v2_x0_5 --image-size 32 --workers 1 --batch-size 4 --val-every 0
-    --epochs 100000 --ceilings false --log-every 1 --resume auto"""
+SMALL = """--loader torchvision --arch tests.end_to_end.networks:tiny --image-size 32 --workers 1
+    --batch-size 4 --val-every 0 --epochs 100000 --ceilings false --log-every 1 --resume auto"""
 LOGGED = ROOT / "tests" / "end_to_end" / "logged.py"
 
 

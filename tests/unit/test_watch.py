@@ -132,12 +132,39 @@ def test_a_second_ctrl_c_ends_what_does_not_look(
     assert len(said) == 2 and said[1] == "train.py: ending now, without a checkpoint"
 
 
+class Gone:
+    """A store whose process is no more."""
+
+    def clone(self) -> Gone:
+        return self
+
+    def set(self, *_: str) -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
+
 def peers(rank: int, store: Any) -> Peers:
     """A rank of two that have met by a store."""
     made = Peers.__new__(Peers)
     made.__dict__.update(rank=rank, size=2, hosts=["a", "b"], store=store, waits="")
     made._ended = threading.Event()
     return made
+
+
+def test_a_store_that_has_gone_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else a rank would go on with nobody to watch it; who was asked to stop has done so."""
+    monkeypatch.setattr(ranks, "BEAT_S", 0.01)
+    monkeypatch.setattr(ranks, "CLOSED_S", 0.1)
+    made, codes = watched(monkeypatch)
+    with made.stop.listening(), made.running():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        until(lambda: made._heard)
+        peers(1, Gone()).watch(lambda lost: made.world.on_lost(lost))
+        until(lambda: codes)
+    assert codes[0] == 128 + signal.SIGTERM
+    line = f"{HERE} cannot go on: rank 0 on a does not answer; go on from last.pt with --resume auto"
+    assert capfd.readouterr().err.splitlines()[-1] == f"train.py: {line}"
 
 
 def test_a_rank_that_does_not_beat_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
