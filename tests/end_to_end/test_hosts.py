@@ -16,8 +16,8 @@ from tests.end_to_end.runs import Process, Runner, summary
 
 HOST = socket.gethostname()
 FLAGS = """--loader torchvision --arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8
-    --workers 1 --precision fp32 --ceilings false --log-every 1 --val-every 1 --ema 0.9 --epochs 1 --warmup-epochs 0 --lr 0.01
-    --output run --manifest-dir manifests"""
+    --workers 1 --precision fp32 --ceilings false --log-every 1 --val-every 1 --ema 0.9
+    --epochs 1 --warmup-epochs 0 --lr 0.01 --output run --manifest-dir manifests"""
 
 
 def trained(
