@@ -31,10 +31,7 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
-    f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",
-    f"{RUNS}agents.py::test_a_host_that_is_lost[stopped]": "a link that is cut",
     # architectures
-    f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{
         f"{RUNS}presets.py::test_two_steps[imagenet/resnet50.{name}]": "resnet50.a1, with other numbers"
@@ -45,11 +42,12 @@ SWEEPS: dict[str, str] = {
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
     },
     # demos, benchmarks and installations as a whole
-    f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
-    f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
+    f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
+    f"{RUNS}start_up.py::*[superres]": "classification and video",
+    f"{UNIT}bench_loader.py::test_a_pass_over_images*[dali-proxy]": "a DataLoader beside DALI",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
 `[!`.

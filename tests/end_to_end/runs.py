@@ -102,6 +102,18 @@ def importable(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": paths}
 
 
+def meeting(ranks: int) -> list[dict[str, str]]:
+    """Return the variables by which ranks of this machine meet, as torchrun sets them for each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meet |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+    return [
+        meet | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(ranks)
+    ]
+
+
 def forked(zygote: subprocess.Popen[str], order: dict[str, Any]) -> int:
     assert zygote.stdin and zygote.stdout
     zygote.stdin.write(json.dumps(order) + "\n")
@@ -194,19 +206,15 @@ class Runner:
 
         Each is in its one of `folders`, or all are in `cwd`; `last` are more flags of the last rank.
         """
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        meet |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+        environments = meeting(count)
         return [
             self(
                 *argv,
                 *([last] if last and rank == count - 1 else []),
-                env=meet | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+                env=env,
                 cwd=folders[rank] if folders else None,
             )
-            for rank in range(count)
+            for rank, env in enumerate(environments)
             if rank != missing
         ]
 

@@ -23,58 +23,20 @@ from tests.unit.coco_files import write_coco
 TRAIN, VAL = 16, 9  # images; every fourth has no annotation
 STEPS = 2 * 12 // 3
 BOXES = (
-    "--task",
-    "detection",
-    *("--loader", "torchvision"),
-    "--image-size",
-    64,
-    "--longer-side",
-    96,
-    "--batch-size",
-    3,
-    "--workers",
-    1,
-    "--precision",
-    "fp32",
+    """--task detection --loader torchvision --image-size 64 --longer-side 96 --batch-size 3
+    --workers 1 --precision fp32""",
 )
 SMALL = (
     *BOXES,
-    "--arch",
-    "fcos_tiny",
-    "--ceilings",
-    "false",
-    "--log-every",
-    1,
-    "--epochs",
-    2,
-    "--lr",
-    0.001,
+    "--arch fcos_tiny --ceilings false --log-every 1 --epochs 2 --lr 0.001",
 )
 LITE = (
-    "--task",
-    "detection",
-    *("--loader", "torchvision"),
-    "--arch",
-    "ssdlite320_mobilenet_v3_large",
-    "--image-size",
-    96,
-    "--batch-size",
-    4,
-    "--workers",
-    1,
+    """--task detection --loader torchvision --arch ssdlite320_mobilenet_v3_large
+    --image-size 96 --batch-size 4 --workers 1""",
 )
 MANY = (
     *LITE,
-    "--precision",
-    "fp32",
-    "--loader",
-    "torchvision",
-    "--ceilings",
-    "false",
-    "--epochs",
-    1,
-    "--lr",
-    0.01,
+    "--precision fp32 --loader torchvision --ceilings false --epochs 1 --lr 0.01",
 )
 """A detector that finds something in every image, however little it has learnt."""
 
@@ -88,40 +50,30 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_results_file_is_scored_alone(train: Runner, shapes: Path) -> None:
-    train(*MANY, "--data", shapes, "--keep-empty", "true", "--output", "run").done()
+    train(*MANY, "--data", shapes, "--keep-empty true --output run").done()
     assert summary(train.cwd / "run")["samples"] == TRAIN
     results = train.cwd / "run" / "detections.json"
     assert {"image_id", "category_id", "bbox", "score"} <= set(
         json.loads(results.read_text())[0]
     )
-    flags = ("--task", "detection", "--data", shapes)
-    said = train(*flags, "--score", results, "--evaluator", "pycocotools").done().out
+    flags = ("--task detection --data", shapes)
+    said = train(*flags, "--score", results, "--evaluator pycocotools").done().out
     ap50 = summary(train.cwd / "run")["validation"]["ap50"]
     assert any(line.split() == ["ap50", f"{ap50:.2%}"] for line in said.splitlines())
 
 
 def start(train: Runner, shapes: Path, output: str, *flags: object) -> Process:
-    return train(
-        *SMALL, "--data", shapes, "--output", output, "--resume", "auto", *flags
-    )
+    return train(*SMALL, "--data", shapes, "--output", output, "--resume auto", *flags)
 
 
 def test_killed_and_resumed(train: Runner, shapes: Path) -> None:
     """Early in the second epoch, when the first one's boxes may still be scored: from the checkpoint the same
     samples come; losses, validations and weights are those of a run in one go.
     """
-    sizes = (
-        "--augment",
-        "multiscale",
-        "--short-sides",
-        48,
-        64,
-        "--save-every-steps",
-        1,
-    )
+    sizes = ("--augment multiscale --short-sides 48 64 --save-every-steps 1",)
     whole, killed = (train.cwd / name for name in ("whole", "killed"))
     start(train, shapes, "whole", *sizes).done()
-    process = start(train, shapes, "killed", "--read-delay-ms", 50, *sizes)
+    process = start(train, shapes, "killed", "--read-delay-ms 50", *sizes)
     until(
         lambda: len(points(killed, "train")) > STEPS // 2,
         TIMEOUT_S,

@@ -20,11 +20,11 @@ from tests.end_to_end.runs import (
 )
 
 VAL = 5  # images of a class
-HERE = ("--workers", 0, "--ceilings", "false")
+HERE = ("--workers 0 --ceilings false",)
 """What every run says; nothing of it changes a figure."""
 TRAINED = (
-    *("--loader", "torchvision", "--arch", "shufflenet_v2_x0_5", "--image-size", 32),
-    *("--batch-size", 12, "--precision", "fp32", "--lr", 0.01),
+    """--loader torchvision --arch shufflenet_v2_x0_5 --image-size 32 --batch-size 12
+    --precision fp32 --lr 0.01""",
 )
 
 
@@ -37,7 +37,7 @@ def home(
     """A folder with data/, and run/ of a classifier that was trained on it."""
     runner = Runner(tmp_path_factory.mktemp("evaluate"), environment, zygote)
     draw(runner.cwd / "data", classes=CLASSES, train=12, val=VAL)
-    runner("--data", "data", *HERE, *TRAINED, "--epochs", 1, "--output", "run").done()
+    runner("--data data", *HERE, *TRAINED, "--epochs 1 --output run").done()
     yield runner
     runner.end()
 
@@ -83,7 +83,7 @@ def test_settings_are_the_checkpoints(home: Runner) -> None:
     """Nobody has to repeat how a network was trained; ranks change nothing, batch sizes next to nothing."""
     whole = trained_figures(home)
     assert whole["samples"] == 4 * VAL and whole["losses_not_finite"] == 0
-    process, output = evaluate(home, "--weights", "run/last.pt")
+    process, output = evaluate(home, "--weights run/last.pt")
     assert "\nvalidated epoch 1: top1 " in process.done().out
     assert (
         summary(output)["validation"] == whole
@@ -91,7 +91,7 @@ def test_settings_are_the_checkpoints(home: Runner) -> None:
     )
     one, two = (home.evaluated(ranks, *HERE) for ranks in (1, 2))
     assert one == two == whole
-    other = home.evaluated(1, *HERE, "--val-batch-size", 7)
+    other = home.evaluated(1, *HERE, "--val-batch-size 7")
     assert other == whole | {"loss": pytest.approx(whole["loss"], rel=1e-5)}
     used = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["used"]
     assert used["image_size"] == 32 and used["val_resize"] == 32 * 256 // 224
@@ -102,15 +102,9 @@ def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
     run = home.cwd / "run"
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     arguments = (
-        "--data",
-        "data",
+        "--data data",
         *HERE,
-        "--evaluate",
-        "true",
-        "--output",
-        "run",
-        "--resume",
-        "auto",
+        "--evaluate true --output run --resume auto",
     )
     said = home(*arguments).done().out
     assert "\nvalidated epoch 1: top1 " in said and "  samples 20  in " in said
@@ -133,9 +127,7 @@ def test_classes_are_matched_by_name(home: Runner) -> None:
     """Any of the classes will do, in any order: the checkpoint's numbers are what counts."""
     parts = [{"blue": "blue", "white": "white"}, {"green": "green"}, {"red": "red"}]
     found = [
-        figures(
-            home, "--resume", "run/last.pt", "--data", selected(home, f"part-{i}", part)
-        )
+        figures(home, "--resume run/last.pt --data", selected(home, f"part-{i}", part))
         for i, part in enumerate(parts)
     ]
     whole = trained_figures(home)
@@ -150,8 +142,8 @@ def test_classes_are_matched_by_name(home: Runner) -> None:
 def test_no_head_is_random(home: Runner) -> None:
     state = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["model"]
     torch.save(state, home.cwd / "plain.pth")
-    flags = ("--weights", "plain.pth", *TRAINED)
-    process, output = evaluate(home, "--data", "data", *flags)
+    flags = ("--weights plain.pth", *TRAINED)
+    process, output = evaluate(home, "--data data", *flags)
     assert "plain.pth does not name its classes" in process.done().out
     assert summary(output)["validation"] == trained_figures(home)
     fewer = selected(home, "fewer", {"blue": "blue", "red": "red"})
@@ -178,8 +170,8 @@ def test_a_network_whose_output_is_no_number(home: Runner) -> None:
     assert f"the output is no number for {4 * VAL} of {4 * VAL} samples" in process.out
     found = summary(output)["validation"]
     assert (found["top1"], found["outputs_not_finite"]) == (0.0, 4 * VAL)
-    arguments = ("--data", "data", *HERE, *TRAINED, "--epochs", 2)
-    went_on = home(*arguments, "--resume", broken, "--output", "went-on").done()
+    arguments = ("--data data", *HERE, *TRAINED, "--epochs 2")
+    went_on = home(*arguments, "--resume", broken, "--output went-on").done()
     assert "does not become best.pt" in went_on.out
     assert points(home.cwd / "went-on", "val")[-1]["outputs_not_finite"] == 4 * VAL
     left = {path.name for path in (home.cwd / "went-on").iterdir()}

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.end_to_end.runs import (
     Process,
@@ -34,7 +33,7 @@ def stop_workers(process: Process) -> None:
 
 def leave(*processes: Process) -> None:
     """Ask all to stop, and require that they leave as they should."""
-    time.sleep(1.0)  # what was in flight is trained
+    time.sleep(0.3)  # what was in flight is trained
     began = time.monotonic()
     for process in processes:
         process.send(signal.SIGTERM)
@@ -53,21 +52,13 @@ def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
     assert not summary(train.cwd / "run")["finished"]
 
 
-@pytest.mark.parametrize("stopped", ["worker", "rank"])
-def test_ranks_that_cannot_meet_leave(
-    train: Runner, pictures: Path, stopped: str
+def test_a_rank_that_waits_for_a_stopped_one_leaves(
+    train: Runner, pictures: Path
 ) -> None:
-    """Rank 0 waits for rank 1, which waits for its worker or is stopped."""
     first, second = train.ranks(2, "--data", pictures, FLAGS)
     begun(train)
-    if stopped == "worker":
-        stop_workers(second)
-        leave(first, second)
-        waits = f"rank 1 on {HOST} waits for worker"
-        assert waits in second.err and "(pid " in second.err
-    else:
-        second.send(signal.SIGSTOP)
-        leave(first)
+    second.send(signal.SIGSTOP)
+    leave(first)
     assert any("cannot meet the others" in line for line in ours(first.err))
 
 

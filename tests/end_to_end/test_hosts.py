@@ -15,9 +15,9 @@ import torch
 from tests.end_to_end.runs import Process, Runner, summary
 
 HOST = socket.gethostname()
-FLAGS = """--loader torchvision --arch resnet18 --image-size 32 --batch-size 8 --workers 1 --precision fp32
-    --ceilings false --log-every 1 --val-every 1 --ema 0.9 --epochs 1 --warmup-epochs 0 --lr 0.01
-    --output run --manifest-dir manifests"""
+FLAGS = """--loader torchvision --arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8
+    --workers 1 --precision fp32 --ceilings false --log-every 1 --val-every 1 --ema 0.9
+    --epochs 1 --warmup-epochs 0 --lr 0.01 --output run --manifest-dir manifests"""
 
 
 def trained(
@@ -51,11 +51,11 @@ def files(
 @pytest.mark.parametrize(
     ("name", "flags", "here", "others"),
     [
-        ("run/last.pt", "--resume auto", "step-2.pt", (None, "step-3.pt")),
+        ("run/last.pt", "--resume auto", "step-2.pt", ("step-3.pt",)),
         ("run/last.pt", "--resume auto", None, ("step-3.pt",)),
         ("start.pt", "--weights start.pt", "step-2.pt", (None, "step-3.pt")),
         ("start.pt", "--resume start.pt --evaluate true", "step-2.pt", (None,)),
-        ("preset.yaml", "--config preset.yaml", "2.yaml", (None, "3.yaml")),
+        ("preset.yaml", "--config preset.yaml", "2.yaml", ("3.yaml",)),
     ],
 )
 def test_rank_0_reads(

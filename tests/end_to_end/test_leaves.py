@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from report.tensorboard import SETTINGS_FILE, layout, metrics
-from scripts import report
 from settings.config import parse
 from tasks import compared
 from tasks.classification import KIND
@@ -53,15 +48,6 @@ throughput/samples_per_s throughput/per_gpu throughput/compute_ceiling throughpu
 throughput/efficiency time/data_wait_ms time/forward_ms time/backward_ms time/update_ms train/loss train/lr
 train/grad_norm train/loss_scale train/skipped_steps val/top1 val/ece val/loss memory/host_gib io/mib_per_s
 """
-
-
-LOOK = """<script>onload = () => { document.title = JSON.stringify({
-    pictures: [...document.images].map(image => image.naturalWidth),
-    wide: document.documentElement.scrollWidth > innerWidth,
-    fetched: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),
-    titles: [...document.querySelectorAll("h2")].map(title => title.innerText),
-}) }</script>"""
-"""Makes of a page's title what a browser shows of it."""
 
 
 @pytest.fixture(scope="module")
@@ -183,33 +169,3 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
     assert again.flat() | {"config": None} == parse(flags).flat()
     stored = torch.load(run.cwd / "run" / "last.pt", weights_only=True)["config"]
     assert stored == again.flat() | {"config": None}
-
-
-def in_chromium(page: str, folder: Path) -> dict[str, Any]:
-    """What Chromium makes of a page, whose policy lets no script run, in a window of 600 pixels."""
-    (folder / "page.html").write_text(re.sub("<meta http-equiv.*>", LOOK, page))
-    flags = f"--headless --no-sandbox --disable-gpu --window-size=600,800 --user-data-dir={folder}/chromium"
-    command = ["chromium", *flags.split(), "--dump-dom", f"file://{folder}/page.html"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    found = re.search("<title>(.*)</title>", shown.stdout)
-    assert found, shown.stderr
-    seen: dict[str, Any] = json.loads(found[1])
-    return seen
-
-
-def test_report_in_a_browser(run: Runner, tmp_path: Path) -> None:
-    assert report.main([str(tmp_path)]) == 2, "no run is there"
-    folder = run.cwd / "run"
-    assert report.main([str(folder)]) == 0
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    (folder / "report.html").unlink()
-    assert "default-src 'none'" in page
-    if not shutil.which("chromium"):
-        pytest.skip("there is no chromium, which opens the page")
-    seen = in_chromium(page, tmp_path)
-    assert seen["pictures"][0] == 1500 and len(seen["pictures"]) == 3
-    assert all(seen["pictures"]) and not seen["wide"] and not seen["fetched"], seen
-    assert {"Change first", "Parts of a step"} <= {*seen["titles"]}
-    plant = '<img src="http://127.0.0.1:9/x.png"><p style="width: 900px">'
-    seen = in_chromium(page.replace("<h1>", plant), tmp_path)
-    assert seen["pictures"][0] == 0 and seen["wide"] and seen["fetched"]

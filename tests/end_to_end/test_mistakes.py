@@ -18,7 +18,6 @@ SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-siz
 VALUES = {
     "--arch resnet18 --image-size 8 --batch-size 1": "--batch-size 1 | more than 1 value per channel",
     "--arch fcos_tiny": "--arch got 'fcos_tiny', which is for --task detection",
-    "--optimizer apex-sgd": "--optimizer apex-sgd needs a GPU and NVIDIA's apex | --optimizer sgd",
     "--loader tochvision": "'tochvision' | did you mean torchvision | dali-cpu, dali-gpu, dali-fed",
     "--batch-size 50 --accumulate 97": "4850 samples a step | there are 96 training samples; take fewer",
     "--evaluate": "--evaluate | --resume | --weights",

@@ -38,44 +38,24 @@ def draw(folder: Path) -> None:
 
 def test_a_run(train: Runner) -> None:
     draw(train.cwd / "data")
-    network = (
-        "--arch",
-        "shufflenet_v2_x0_5",
-        "--image-size",
-        32,
-        "--precision",
-        "fp32",
-    )
-    run = (*network, "--batch-size", 8, "--lr", 0.05)
-    mixed = (
-        "--multi-label",
-        "true",
-        "--mixup",
-        0.1,
-        "--warmup-epochs",
-        0,
-        "--epochs",
-        6,
-    )
-    here = ("--loader", "torchvision", "--workers", 0, "--ceilings", "false")
-    train("--data", "data", *run, *mixed, *here, "--output", "run").done()
+    network = ("--arch shufflenet_v2_x0_5 --image-size 32 --precision fp32",)
+    run = (*network, "--batch-size 8 --lr 0.05")
+    mixed = ("--multi-label true --mixup 0.1 --warmup-epochs 0 --epochs 6",)
+    here = ("--loader torchvision --workers 0 --ceilings false",)
+    train("--data data", *run, *mixed, *here, "--output run").done()
     val = summary(train.cwd / "run")["validation"]
     assert val["map"] > 0.9 and val["samples"] == 14 and "top1" not in val
     evaluated: list[dict[str, Any]] = [
-        train.evaluated(ranks, "--data", "data") for ranks in (1, 2)
+        train.evaluated(ranks, "--data data") for ranks in (1, 2)
     ]
     assert [one["map"] for one in evaluated] == [val["map"]] * 2
     with (train.cwd / "run/val_predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["labels"] for row in rows][5:7] == ["blue;red", "blue;green"]
     train(
-        "--predict",
-        "data/photos/val",
-        "--resume",
-        "run/last.pt",
+        "--predict data/photos/val --resume run/last.pt",
         *here,
-        "--output",
-        "new",
+        "--output new",
     ).done()
     with (train.cwd / "new/predictions.csv").open(newline="") as file:
         predicted = list(csv.DictReader(file))

@@ -56,11 +56,9 @@ def kept(path: Path) -> Any:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize(("ranks", "flags"), [(1, GROWING), (2, "")])
-def test_killed_at_random_steps(
-    train: Runner, pictures: Path, ranks: int, flags: str
-) -> None:
+def test_killed_at_random_steps(train: Runner, pictures: Path) -> None:
     """SIGTERM and SIGKILL in turns, until the run comes to its end; also where images grow."""
+    ranks, flags = 2, GROWING
     for process in start(train, pictures, "whole", flags, ranks=ranks):
         process.done()
     whole, killed = train.cwd / "whole", train.cwd / "killed"
@@ -192,7 +190,7 @@ def test_other_batch_and_world_size_go_on_with_the_tail(
 
 def test_the_step_stays_when_ranks_change(train: Runner, pictures: Path) -> None:
     """Parts of 2, 1 and 2 ranks take the steps of a run of one rank; without the flag it is said."""
-    plain = "--arch resnet18 --val-every 0 --warmup-epochs 1"
+    plain = "--val-every 0 --warmup-epochs 1"
     flags = f"{plain} --global-batch-size 8"
     start(train, pictures, "whole", f"{flags} --steps 6")[0].done()
     for ranks, batch, step in ((2, 4, 2), (1, 4, 4), (2, 3, 6)):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo import OptimizedModule
 
 from engine.checkpoint import Content
-from engine.distributed import ProcessWorld
-from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
+from tests.end_to_end.runs import Runner, draw, losses, points, summary
 
 SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 0
     --ceilings false --val-every 0 --epochs 1 --log-every 1"""
@@ -100,36 +97,3 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     for name in ("loss", "ema_loss"):
         assert again[name] == told[name]
     assert again["loss"] != again["ema_loss"]
-
-
-def test_the_module_that_a_step_calls_is_compiled() -> None:
-    bare, world = torch.nn.Linear(2, 3), ProcessWorld(torch.device("cpu"))
-    called = world.wrap(bare, compiled=True)
-    assert isinstance(called, OptimizedModule) and called._orig_mod is bare
-    assert world.wrap(bare, compiled=False) is bare
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler"
-)
-def test_compile(train: Runner) -> None:
-    kernels = train.cwd / "kernels"
-    train.env = {**train.env, "TORCHINDUCTOR_CACHE_DIR": str(kernels)}
-    flags = """--task video --arch r3d_tiny --image-size 16 --clip-frames 4 --batch-size 2 --loader synthetic
-        --workers 0 --precision fp32 --steps 2 --val-every 0 --log-every 1 --ceilings false --output"""
-    train(f"{flags} plain").done()
-    assert not list(kernels.rglob("*.so"))
-    words = f"{flags} compiled --compile true".split()
-    with train.command(ROOT / "train.py", *words) as process:
-        process.communicate(timeout=3 * TIMEOUT_S)
-        assert process.returncode == 0
-    assert list(kernels.rglob("*.so"))
-    plain, compiled = train.cwd / "plain", train.cwd / "compiled"
-    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)
-    names, others = (
-        list(torch.load(output / "last.pt", weights_only=True)["model"])
-        for output in (plain, compiled)
-    )
-    assert names == others

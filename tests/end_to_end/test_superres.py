@@ -16,29 +16,9 @@ from scripts import demo_superres
 from tests.end_to_end.runs import Runner, points, summary
 
 SMALL = (
-    *(
-        "--task",
-        "superres",
-        "--patch-size",
-        16,
-        "--patches-per-image",
-        4,
-        "--batch-size",
-        4,
-    ),
-    *(
-        "--workers",
-        1,
-        "--precision",
-        "fp32",
-        "--epochs",
-        2,
-        "--warmup-epochs",
-        0,
-        "--lr",
-        0.01,
-    ),
-    *("--log-every", 1, "--ceilings", "false"),
+    """--task superres --patch-size 16 --patches-per-image 4 --batch-size 4 --workers 1
+    --precision fp32 --epochs 2 --warmup-epochs 0 --lr 0.01 --log-every 1
+    --ceilings false""",
 )
 
 
@@ -58,7 +38,7 @@ def test_a_run_its_resume_and_its_evaluation_on_two_ranks(
     train: Runner, textures: Path
 ) -> None:
     of_set = (*SMALL, "--data", textures)
-    said = train(*of_set, "--output", "run").done().out
+    said = train(*of_set, "--output run").done().out
     found = summary(train.cwd / "run")
     wanted = {
         "task": "superres",
@@ -78,8 +58,8 @@ def test_a_run_its_resume_and_its_evaluation_on_two_ranks(
     assert {"val/psnr", "val/psnr_bicubic"} <= set(board.Tags()["scalars"])
     assert {"val/crops", "augmented"} <= set(board.Tags()["images"])
 
-    train(*of_set, "--output", "part", "--steps", 5).done()
-    train(*of_set, "--output", "part", "--resume", "auto").done()
+    train(*of_set, "--output part --steps 5").done()
+    train(*of_set, "--output part --resume auto").done()
     assert losses(train.cwd / "part") == losses(train.cwd / "run")
 
     photos = train.cwd / "photos"
@@ -88,12 +68,7 @@ def test_a_run_its_resume_and_its_evaluation_on_two_ranks(
     train(
         "--predict",
         photos,
-        "--resume",
-        "run/best.pt",
-        "--workers",
-        0,
-        "--output",
-        "new",
+        "--resume run/best.pt --workers 0 --output new",
     ).done()
     with (train.cwd / "new/predictions.csv").open(newline="") as file:
         *rows, broken = list(csv.DictReader(file))

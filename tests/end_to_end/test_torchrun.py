@@ -42,14 +42,13 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     """All ranks stop at the same step, long before torchrun would kill (30 s)."""
     flags = f"{SMALL} --epochs 100000 --val-every 0".split()
     words = (*TORCHRUN, ROOT / "train.py", "--data", pictures, *flags)
-    with train.command(*words) as process:
-        begun(train)
-        process.terminate()
-        _, said = process.communicate(timeout=25)
-        assert process.returncode != 0
-        until(lambda: session(process.pid) == [], 60, "every process to end")
-    assert ours(said) == STOPPING.splitlines()
-    assert "Warning" not in said, said
+    process = train.python(*words)
+    begun(train)
+    process.send(signal.SIGTERM)
+    assert process.wait(25) != 0
+    until(lambda: session(process.pid) == [], 60, "every process to end")
+    assert ours(process.err) == STOPPING.splitlines()
+    assert "Warning" not in process.err, process.err
     progress = last(train)["progress"]
     assert progress["step"] == len(losses(train.cwd / "run"))
     assert progress["epoch"] * 96 + progress["consumed"] == progress["step"] * 8

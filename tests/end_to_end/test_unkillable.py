@@ -26,8 +26,8 @@ RANKS = 3
 SAMPLES = 96
 EVERY = 4
 """Steps between snapshots."""
-SMALL = """--loader torchvision --arch shufflenet_v2_x0_5 --image-size 32 --workers 1 --batch-size 4 --val-every 0
-    --epochs 100000 --ceilings false --log-every 1 --resume auto"""
+SMALL = """--loader torchvision --arch tests.end_to_end.networks:tiny --image-size 32 --workers 1
+    --batch-size 4 --val-every 0 --epochs 100000 --ceilings false --log-every 1 --resume auto"""
 LOGGED = ROOT / "tests" / "end_to_end" / "logged.py"
 
 
@@ -197,7 +197,7 @@ def test_what_was_uploaded_is_not_fetched_over_newer_files(
     bucket = train.cwd / "bucket"
     ranks = Ranks(train, pictures, "run")
     ranks.output = f"file://{bucket}"
-    flags = "--unkillable 1 --save-every-steps 6 --read-delay-ms 50"
+    flags = "--unkillable 1 --save-every-steps 6 --read-delay-ms 20"
     ranks.start(0, 1, flags)
     until((bucket / "last.pt").exists, 60, "an upload")
     ranks.go_on(0)

@@ -19,33 +19,12 @@ CLASSES, TRAIN, VAL, FRAMES = (
 )  # videos of a class; frames of each
 STEPS = 2 * len(CLASSES) * TRAIN // 3
 CLIPS = (
-    "--task",
-    "video",
-    "--loader",
-    "pyav",
-    "--image-size",
-    32,
-    "--clip-frames",
-    4,
-    "--batch-size",
-    3,
-    "--workers",
-    1,
-    "--precision",
-    "fp32",
+    """--task video --loader pyav --image-size 32 --clip-frames 4 --batch-size 3 --workers 1
+    --precision fp32""",
 )
 SMALL = (
     *CLIPS,
-    "--arch",
-    "r3d_tiny",
-    "--ceilings",
-    "false",
-    "--log-every",
-    1,
-    "--epochs",
-    2,
-    "--lr",
-    0.01,
+    "--arch r3d_tiny --ceilings false --log-every 1 --epochs 2 --lr 0.01",
 )
 
 
@@ -72,8 +51,8 @@ def test_validation_over_ranks(train: Runner, videos: Path) -> None:
     shutil.copytree(videos, data)
     path = data / "val" / "walk" / "0.mp4"
     path.write_bytes(moving.spoiled(path.read_bytes(), 0.6, 1))
-    views = ("--val-clips", 2, "--val-crops", 3)
-    train(*SMALL, "--data", data, "--epochs", 1, *views, "--output", "run").done()
+    views = ("--val-clips 2 --val-crops 3",)
+    train(*SMALL, "--data", data, "--epochs 1", *views, "--output run").done()
 
     flags = (*SMALL, "--data", data, *views)
     one = train.evaluated(1, *flags)

@@ -27,23 +27,31 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that suites and the tuner start have imported PyTorch already."""
-    from benchmarks import _suite
-    from scripts import tune
-    from tests.end_to_end.runs import importable
+    """Programs that suites and the tuner start have imported PyTorch already; torchrun's ranks too."""
+    from benchmarks import _suite, max_batch
+    from scripts import planted, tune
+    from tests.end_to_end.runs import importable, meeting
 
     def ran(command: list[str], log: Any, limit_s: float) -> int:
-        process = runner.python(
-            *command[1:], env=importable(os.environ), cwd=Path.cwd()
-        )
+        _, *words = command
+        ranks: list[dict[str, str]] = [{}]
+        if "torch.distributed.run" in words:
+            count = words.index("--nproc-per-node") + 1
+            ranks = meeting(int(words[count]))
+            words = words[count + 1 :]
+        env = importable(os.environ)
+        processes = [
+            runner.python(*words, env=env | rank, cwd=Path.cwd()) for rank in ranks
+        ]
         try:
-            code: int = process.wait(limit_s)
+            codes = [process.wait(limit_s) for process in processes]
         finally:
-            said = (process.out + process.err).encode()
-            log.write(said if "b" in log.mode else said.decode())
-        return code
+            for process in processes:
+                said = (process.out + process.err).encode()
+                log.write(said if "b" in log.mode else said.decode())
+        return max(codes)
 
-    for module in (_suite, tune):
+    for module in (_suite, max_batch, planted, tune):
         monkeypatch.setattr(module, "ran", ran)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.end_to_end.runs import Runner
 from tests.unit.test_house import ROOT, files
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def copied(tree: Path) -> Path:
@@ -26,16 +26,20 @@ def add_line(path: Path, before: str, line: str) -> None:
     path.write_text(text.replace(before, f"{line}\n{before}", 1), encoding="utf-8")
 
 
-def ran(tree: Path, *words: object) -> str:
-    """Run `python WORDS` in the tree, without a GPU; return its output. Its exit code must be 0."""
-    here = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=tree,
-        env={**os.environ, **here},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
-    return child.stdout
+PROGRAM = """
+import os, sys
+tree, *words = sys.argv[1:]
+own = {name.partition(".")[0] for name in os.listdir(tree)}
+for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+    del sys.modules[name]
+sys.path[0] = tree
+sys.modules["__main__"].run(words)
+"""
+"""Runs a command of Python's with the modules of a tree, in a process that has imported the project's."""
+
+
+def ran(runner: Runner, tree: Path, *words: object) -> str:
+    """Run `python WORDS` in the tree; return its output. Its exit code must be 0."""
+    process = runner.python("-c", PROGRAM, tree, *words, env=ONE_THREAD, cwd=tree)
+    assert process.wait() == 0, process.out + process.err
+    return process.out

@@ -12,10 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import max_batch
-from benchmarks._suite import results
 from benchmarks.max_batch import GRID, MaxBatch, search
 from contracts import UserError
-from scripts import bench
 from tests.end_to_end.runs import draw
 
 
@@ -138,21 +136,25 @@ def test_a_trial_that_is_killed_was_too_large(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prompt_ran")
 def test_a_search_on_the_cpu_ends_at_the_last_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     data = draw(tmp_path / "data", classes=("red", "blue"), train=12, val=3)
-    flags = (
-        "--archs squeezenet1_1 --loaders torchvision --start 24 --steps 2 --tolerance 1"
+    settings = MaxBatch(
+        data=str(data),
+        archs=("squeezenet1_1",),
+        loaders=("torchvision",),
+        start=24,
+        steps=2,
+        tolerance=1.0,
+        flags="--image-size 32 --workers 1",
     )
-    words = ["max-batch", "--data", str(data), "--output", str(tmp_path / "out")]
-    small = ["--image-size", "32", "--workers", "1"]
-    assert bench.main([*words, *flags.split(), "--", *small]) == 0
-    (row,) = results(tmp_path / "out")
-    assert row["figures"]["largest"] == 24
-    assert row["figures"]["ended"] == "too few samples, batches were 24, at 48"
-    log = tmp_path / "out" / row["folder"] / "24.txt"
-    assert "validated" in log.read_text()
-    assert json.loads((log.parent / "24" / "summary.json").read_text())["finished"]
+    (point,) = max_batch.points(settings)
+    figures = max_batch.measure(settings, point, tmp_path).figures
+    assert figures["largest"] == 24
+    assert figures["ended"] == "too few samples, batches were 24, at 48"
+    assert "validated" in (tmp_path / "24.txt").read_text()
+    assert json.loads((tmp_path / "24/summary.json").read_text())["finished"]

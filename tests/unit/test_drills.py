@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import draw, losses
-from tests.unit.drills import add_line, copied, ran
+from tests.end_to_end.runs import Runner, draw, losses
+from tests.unit.drills import ONE_THREAD, add_line, copied, ran
 
 TOY_LOADER = '''
 """`toy`: Pillow decodes each row in the loader's own thread."""
@@ -54,7 +54,9 @@ def tree(tmp_path: Path) -> Path:
     return copied(tmp_path / "tree")
 
 
-def test_a_loader_is_one_file_and_one_line(tree: Path, tmp_path: Path) -> None:
+def test_a_loader_is_one_file_and_one_line(
+    runner: Runner, tree: Path, tmp_path: Path
+) -> None:
     (tree / "loaders/images/toy.py").write_text(TOY_LOADER, encoding="utf-8")
     add_line(
         tree / "loaders/__init__.py",
@@ -62,19 +64,18 @@ def test_a_loader_is_one_file_and_one_line(tree: Path, tmp_path: Path) -> None:
         TOY_SPEC,
     )
     data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=2)
-    small = "--arch resnet18 --image-size 32 --batch-size 4 --epochs 1 --ceilings false --seed 3"
-    of = {}
-    for loader in ("toy", "torchvision --reader pil"):
-        run = tmp_path / loader[:3]
-        ran(
-            tree,
-            "train.py",
-            *f"--data {data} --output {run} --loader {loader} {small}".split(),
-        )
-        of[loader] = losses(run)
-    assert len(of["toy"]) == 2 and of["toy"] == of["torchvision --reader pil"]
+    small = "--arch shufflenet_v2_x0_5 --image-size 32 --batch-size 4 --epochs 1 --ceilings false --seed 3"
+    words = f"--data {data} {small} --loader".split()
+    ran(runner, tree, "train.py", *words, "toy", "--output", tmp_path / "toy")
+    pillow = "torchvision --reader pil --output pil"
+    process = runner(*words, *pillow.split(), env=ONE_THREAD, cwd=tmp_path)
+    assert process.wait() == 0, process.err
+    assert len(losses(tmp_path / "toy")) == 2
+    assert losses(tmp_path / "toy") == losses(tmp_path / "pil")
     # the tables that others read: --help-all, what auto tries first, the doctor, bench
-    told = " ".join(ran(tree, "train.py", "--help-all").replace("│", "").split())
+    told = " ".join(
+        ran(runner, tree, "train.py", "--help-all").replace("│", "").split()
+    )
     assert "torchvision, dali-cpu, dali-gpu, dali-fed, toy" in told
     asked = f"""
 from benchmarks.loader import expanded
@@ -84,7 +85,7 @@ from tasks.classification import KIND
 print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),
       "toy" in expanded("--loaders", ["auto"], 0))
 """
-    assert ran(tree, "-c", asked).split() == ["toy", "True", "True"]
+    assert ran(runner, tree, "-c", asked).split() == ["toy", "True", "True"]
 
 
 HALVED = '''
@@ -121,7 +122,9 @@ LINES = [
 """What an augmentation with an operation of its own needs: file, what comes behind, text."""
 
 
-def test_an_augmentation_is_a_setting_a_class_and_an_operation(tree: Path) -> None:
+def test_an_augmentation_is_a_setting_a_class_and_an_operation(
+    runner: Runner, tree: Path
+) -> None:
     for name, before, text in LINES:
         add_line(tree / name, before, text)
     table = tree / "plan/augment.py"
@@ -144,5 +147,5 @@ found = operated(levels, ops, lambda values: [torch.from_numpy(np.ascontiguousar
 print(sorted({*found.unique().tolist()}), 150 < int((found[:, 0, 0, 0] == 99).sum()) < 250)
 """
     # grey of 100 and of 201: weights that sum to 0.9999, rounded down
-    assert ran(tree, "-c", drawn).split() == ["[99.0,", "200.0]", "True"]
-    assert "--halved" in ran(tree, "train.py", "--help-all")
+    assert ran(runner, tree, "-c", drawn).split() == ["[99.0,", "200.0]", "True"]
+    assert "--halved" in ran(runner, tree, "train.py", "--help-all")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import scenes
+from tests.end_to_end.runs import Runner
 from tests.unit.drills import add_line, copied, ran
 from tests.unit.test_house import ROOT
 
@@ -45,13 +46,13 @@ def data(tree: Path) -> Path:
 
 
 def test_it_trains_from_toy_shards_and_says_what_is_left_out(
-    tree: Path, data: Path
+    runner: Runner, tree: Path, data: Path
 ) -> None:
     cache, out = tree.parent / "cache", tree.parent / "runs"
     small = "--arch shufflenet_v2_x0_5 --image-size 32 --precision fp32 --batch-size 8"
     more = "--loader torchvision --workers 1 --epochs 1 --ceilings False"
     where = ("--data", data, "--manifest-dir", cache, "--output", out)
-    ran(tree, "train.py", *where, *small.split(), *more.split())
+    ran(runner, tree, "train.py", *where, *small.split(), *more.split())
     (record,) = out.rglob("last.pt")
     assert record.stat().st_size
     rejected = [path.read_text() for path in cache.rglob("rejected.txt")]
@@ -74,9 +75,11 @@ print([len(tar.source.read(sample)) for sample in range(len(tar.columns))])
 """
 
 
-def test_its_packed_form_is_the_same_data(tree: Path, data: Path) -> None:
+def test_its_packed_form_is_the_same_data(
+    runner: Runner, tree: Path, data: Path
+) -> None:
     cache, target = tree.parent / "cache", tree.parent / "packed"
     where = ("--format", "tar", "--manifest-dir", cache)
-    ran(tree, "-m", "scripts.pack", target, "--from", data, *where)
+    ran(runner, tree, "-m", "scripts.pack", target, "--from", data, *where)
     sizes = [len(image) for label in (0, 1) for _ in "ab" for image in IMAGES[label::2]]
-    assert ran(tree, "-c", CODE, data, target, cache).strip() == str(sizes)
+    assert ran(runner, tree, "-c", CODE, data, target, cache).strip() == str(sizes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.end_to_end.runs import draw
+from tests.end_to_end.runs import Runner, draw
 from tests.unit.drills import add_line, copied, ran
 
 
@@ -23,7 +23,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def test_train_py_knows_it(tree: Path, tmp_path: Path) -> None:
+def test_train_py_knows_it(runner: Runner, tree: Path, tmp_path: Path) -> None:
     data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=3)
     run = tmp_path / "run"
     flags = (
@@ -31,7 +31,7 @@ def test_train_py_knows_it(tree: Path, tmp_path: Path) -> None:
     )
     small = "--loader torchvision --batch-size 4 --epochs 1 --image-size 16 --workers 1"
     exact = "--ceilings false --precision fp32 --warmup-epochs 0"
-    said = ran(tree, "train.py", *f"{flags} {small} {exact}".split())
+    said = ran(runner, tree, "train.py", *f"{flags} {small} {exact}".split())
     summary = json.loads((run / "summary.json").read_text())
     found = [summary[name] for name in ("task", "arch", "steps")]
     assert found == ["toy", "mean", 2] and summary["rate"]["unit"] == "img/s"
@@ -45,9 +45,11 @@ def test_train_py_knows_it(tree: Path, tmp_path: Path) -> None:
     assert b"^val/(ema_)?rmse$" in shown and b"error" in shown
 
 
-def test_the_help_and_the_conformance_tests_know_it(tree: Path) -> None:
-    told = " ".join(ran(tree, "train.py", "--help-all").replace("│", "").split())
+def test_the_help_and_the_conformance_tests_know_it(runner: Runner, tree: Path) -> None:
+    told = " ".join(
+        ran(runner, tree, "train.py", "--help-all").replace("│", "").split()
+    )
     assert "toy, classification" in told
     flags = ("-q", "-n0", "-p", "no:cacheprovider", "-k", "toy")
-    said = ran(tree, "-m", "pytest", "tests/conformance/test_tasks.py", *flags)
+    said = ran(runner, tree, "-m", "pytest", "tests/conformance/test_tasks.py", *flags)
     assert "3 passed" in said

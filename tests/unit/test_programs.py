@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -66,46 +63,11 @@ def test_who_imports_a_program_keeps_its_signals(runner: Runner) -> None:
     runner.python("-c", code).done()
 
 
-def test_doctor_ends_with_its_children() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scripts.doctor"],
-        cwd=ROOT,
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        tasks, deadline = Path(f"/proc/{process.pid}/task"), time.monotonic() + 100
-        while (
-            not any(map(_hears, (begun := _children(tasks))))
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
-        assert begun, "no child began"
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.communicate(timeout=60)[1] == b"" and process.returncode == 130
-        while time.monotonic() < deadline and any(_alive(child) for child in begun):
-            time.sleep(0.05)
-        assert not any(_alive(child) for child in begun)
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        "pack s3://b/p --from photos",
-        "pack TO --from photos --manifest-dir s3://b/p",
-        "imagenet gs://b/p --from photos",
-        "imagenet TO --from https://host/p",
         "export s3://b/best.pt",
-        "export best.pt --output s3://b/best.onnx",
-        "link_set photos s3://b/p --count 3",
         "demo_set s3://b/p",
-        "patch_set s3://b/p",
-        "video_set s3://b/p",
-        "tune --data photos --output s3://b/lr.yaml",
-        "bench train --loaders synthetic --output s3://b/p",
         "bench loader --data s3://b/p",
     ],
 )
@@ -125,59 +87,3 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert code == 2 and "is a URL; name a file or folder of this machine" in line
     assert os.listdir(tmp_path) == ["photos"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "pack TO --from photos --format {}",
-        "pack TO --from photos --{}",
-        "export best.pt --format {}",
-        "doctor --data {}",
-        "archs {}",
-        "bench loader --data {}",
-        "demo_set {}",
-        "video_set {}",
-    ],
-)
-def test_a_word_of_any_length_is_refused_in_a_short_line(
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A file whose name is that long cannot be asked for."""
-    monkeypatch.chdir(tmp_path)
-    name, *arguments = words.format("x" * 100_000).split()
-    try:
-        code = import_module(f"scripts.{name}").main(arguments)
-    except SystemExit as end:
-        code = end.code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert code == 2 and len(line) < 3_000
-    assert os.listdir(tmp_path) == []
-
-
-def _children(tasks: Path) -> list[int]:
-    return [
-        int(word)
-        for file in tasks.glob("*/children")
-        for word in file.read_text().split()
-    ]
-
-
-def _hears(pid: int) -> bool:
-    try:
-        caught = re.findall(r"SigCgt:\t(\S+)", Path(f"/proc/{pid}/status").read_text())
-    except OSError:  # it has ended
-        return False
-    return bool(int(caught[0], 16) & 1 << signal.SIGINT - 1)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        )
-    except OSError:
-        return False

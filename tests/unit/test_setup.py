@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -172,46 +171,3 @@ def test_a_machine_without_uv(
     calls = ["python -m venv --clear .venv", "pip install uv"]
     calls.append("pip install requirements.txt")
     assert machine.calls() == ([] if code else calls)
-
-
-@pytest.mark.parametrize(
-    ("task", "drawn_by", "preset", "name"),
-    [
-        ("", "demo_set", "", "demo"),
-        ("detection", "demo_coco", "coco/", "demo-detection"),
-        ("superres", "demo_superres", "superres/", "demo-superres"),
-        ("video", "demo_videos", "video/", "demo-video"),
-    ],
-)
-def test_demo_makes_its_data_and_trains(
-    machine: Machine, tmp_path: Path, task: str, drawn_by: str, preset: str, name: str
-) -> None:
-    # relative to where the user stands, like every path on a command line
-    there = {"SATURATE_DEMO_DIR": "../my runs"}
-    words = [*task.split(), "--epochs", "1"]
-    assert machine.run("scripts/demo.sh", *words, **there)[0] == 0
-    data = tmp_path / "my runs" / name
-    *_, made, trained = machine.calls()
-    assert made == f"-m scripts.{drawn_by} {data}-data"
-    start = r"-m torch\.distributed\.run --standalone --nproc-per-node 1 train\.py"
-    flags = rf"--config configs/{preset}demo\.yaml --data {data}-data --output {data}-[\d-]{{15}}"
-    assert re.fullmatch(f"{start} {flags} --epochs 1", trained)
-    failing = f"fails:scripts.{drawn_by} "
-    assert machine.run("scripts/demo.sh", *words, FAKES=failing, **there)[0] == 1
-    assert not any("distributed.run" in call for call in machine.calls())
-
-
-@pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
-@pytest.mark.parametrize(
-    ("fakes", "code", "last"),
-    [("", 0, "all checks passed"), ("fails:mypy ", 1, "failed: [mypy]")],
-)
-def test_checks_all_run_and_the_failed_are_named(
-    machine: Machine, script: str, fakes: str, code: int, last: str
-) -> None:
-    done, out, _ = machine.run(script, FAKES=fakes)
-    assert (done, out.splitlines()[-1]) == (code, last)
-    calls = [call for call in machine.calls() if call.startswith("-m ")]
-    assert calls[:2] == ["-m ruff check .", "-m ruff format --check ."]
-    assert "-m mypy" in calls
-    assert re.search(r"-m pytest -n [1-8] --dist worksteal", "\n".join(calls))

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from contracts import UserError
 from models import Native
@@ -76,27 +72,6 @@ def test_a_function_that_builds_the_network_is_the_users_word(arch: str) -> None
     assert start.config.model.arch == arch
 
 
-def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build({"arch": "resnet18", "sync_bn": True})
-    start = Start.of(config, (), {}, path=None, origin="flags")
-    given: Any = (
-        *architecture(kind_of(config), "resnet18"),
-        (2, 3, 32, 32),
-        {"classes": 2},
-        MagicMock(),
-    )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="--sync-bn is for GPUs"):
-        start.network(*given)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    norms = [
-        layer
-        for layer in start.network(*given).modules()
-        if isinstance(layer, _BatchNorm)
-    ]
-    assert len(norms) == 20 and {type(layer) for layer in norms} == {nn.SyncBatchNorm}
-
-
 class Labelled:
     """Columns of six images of two classes."""
 
@@ -111,11 +86,6 @@ class Labelled:
 @pytest.mark.parametrize(
     ("task", "trained", "flags"),
     [
-        (
-            "classification",
-            {"image_size": 48, "image_size_start": 32, "image_size_ramp": (0, 1)},
-            32,
-        ),
         (
             "classification",
             {"image_size": 48, "train_window": "center", "val_window": "stretch"},
@@ -147,42 +117,3 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     )[1]
     assert flags == plan.image_size
     kind.tasks(start.config, {"train": split, "val": split}, 0.0)
-
-
-@pytest.mark.parametrize("use", ["evaluate", "predict"])
-def test_what_only_trains_is_not_built_where_nothing_is_trained(
-    use: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Optimisers of packages that may not be here; the loss and --ema stay."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    optimised = {
-        "optimizer": "lamb",
-        "clip_grad_agc": 0.1,
-        "layer_decay": 0.5,
-        "warmup_steps": 9,
-    }
-    asked = {
-        "precision": "bf16",
-        "loss": "bce",
-        "ema": 0.9,
-        "mixup": 0.2,
-        **optimised,
-    }
-    checkpoint = {
-        "config": asked,
-        "used": {},
-        "arch": "resnet18",
-        "classes": ["a", "b"],
-    }
-    given = build({use: "files" if use == "predict" else True})
-    start = Start.of(given, {use}, checkpoint, path=None, origin="--resume last.pt")
-    own = start.config.optimisation
-    assert (own.optimizer, own.clip_grad_agc, own.warmup_steps) == ("sgd", 0.0, 0)
-    assert (own.loss, own.ema, start.config.model.precision) == ("bce", 0.9, "bf16")
-    preset = build(
-        {use: "files" if use == "predict" else True, "weights": "DEFAULT", **optimised}
-    )
-    assert (
-        Start.of(preset, (), {}, path=None, origin="").config.optimisation.optimizer
-        == "sgd"
-    )

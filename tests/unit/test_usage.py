@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -105,21 +104,3 @@ def test_the_arguments_of_a_run_of_timms_are_answered() -> None:
     keys = yaml.safe_load(TIMMS.read_text())
     for key in keys.keys() - GROUP_OF.keys():
         assert DETAILS.match(key) or help.answer(f"--{key}"), key
-
-
-def test_one_key_of_others_is_answered_by_its_flag(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text("model: resnet18\nlr: 0.1\n")
-    said = "key 'model' is --arch NAME here"
-    assert refused(["--config", f"{path}"]) == f"--config {path}: {said}"
-
-
-def test_no_help_ends_with_a_word_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        parse(["--help-all"])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if re.fullmatch(r" {20,}\S+", line)]
