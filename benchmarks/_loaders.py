@@ -2,7 +2,7 @@
 
     data -> open_data -> Split -> opened -> epoch -> samples of this rank's batches, one after the other
 
-For the suites `loader` and `soak`. Must not know what is timed.
+For the suite `loader`. Must not know what is timed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class Asked:
     image_size: int
     workers: int
     window: str = "stretch"
-    flip: float = 0.0
     augment: str = ""
     reader: str = "auto"
     threads: int = 0
@@ -156,7 +155,7 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
             window=cast(Any, asked.window),
             image_size=asked.image_size,
             resize=side,
-            flip=0.5 if asked.augment else asked.flip,
+            flip=0.5 if asked.augment else 0.0,
             augment=AUGMENTS[asked.augment],
         )
         plan: ImagePlan | ClipPlan = ImagePlan.of(

@@ -25,7 +25,6 @@ from settings.cli import flags, one_of
 SUITES = {
     "train": "benchmarks.train",
     "max-batch": "benchmarks.max_batch",
-    "soak": "benchmarks.soak",
     "loader": "benchmarks.loader",
 }
 """name -> module with a SUITE, imported when asked for."""

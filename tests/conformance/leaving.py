@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
-from benchmarks.soak import host_mib, slope
 from contracts import Feed
 from report.hardware import device_gib
 from tests.conformance.scenes import Open
@@ -72,6 +75,28 @@ def nothing_is_left(
 ) -> None:
     """Waits for what ends on its own within that time."""
     assert not left_after(within_s, lambda: Traces.now(temporary).beyond(before))
+
+
+def host_mib() -> float:
+    """Return the memory of this process and its children, MiB: shared pages count once, files' pages do not.
+
+    What this process has freed goes back to the system first, or a leak would be served from it.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    this = psutil.Process()
+    total = 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(OSError):  # the process has ended
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+            kib = {line.partition(":")[0]: line.split()[1] for line in lines[1:]}
+            total += (int(kib["Pss_Anon"]) + int(kib["Pss_Shmem"])) / 1024
+    return total
+
+
+def slope(values: Sequence[float]) -> float:
+    """Return the median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
+    pairs = itertools.combinations(enumerate(values), 2)
+    return float(np.median([(b - a) / (j - i) for (i, a), (j, b) in pairs]))
 
 
 def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float]]:
