@@ -1,20 +1,18 @@
-"""Stores that `scripts.pack` writes: an LMDB, tar shards, Arrow files, folders."""
+"""Stores that `scripts.pack` writes: an LMDB, tar shards, folders."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from contracts import UserError
 from dataset.scan.manifest import printable
-from dataset.stores.arrow import END as END_OF_STREAM
 from dataset.stores.lmdb import ABOUT, LONGEST_KEY, samples_of
 from dataset.stores.tar import IMAGES
 
@@ -98,35 +96,32 @@ class Lmdb(Writer):
         self._opened.close()
 
 
-class Shards(Writer):
-    """Files of 1 GiB, 000000.tar and so on."""
+class Tar(Writer):
+    """train/*.tar: an image under its name, and .cls beside it; classes.txt names the numbers in .cls."""
 
     SHARD = 1 << 30
     """Bytes behind which a new shard begins."""
-    NAME: ClassVar[str]
-    BEGIN: bytes = b""
-    END: ClassVar[bytes]
 
     def __init__(self, work: Path, split: str) -> None:
         super().__init__(work, split)
         self._shard = 0
         self._file: BinaryIO | None = None
 
-    def _append(self, pieces: Iterable[bytes]) -> None:
-        """Write whole samples behind those before."""
-        for piece in pieces:
+    def write(self, batch: Sequence[Packed]) -> None:
+        for sample in batch:
             if self._file is None:
-                name = self.NAME.format(self._shard)
+                name = f"{self._shard:06d}.tar"
                 self._file = open(self.store / name, "wb")  # noqa: SIM115
-                self._file.write(self.BEGIN)
-            self._file.write(piece)
+            self._file.write(_member(sample.name, sample.content))
+            label = b"%d" % sample.label
+            self._file.write(_member(_stem(sample.name) + b".cls", label))
             if self._file.tell() >= self.SHARD:
                 self._end()
 
     def _end(self) -> None:
         """Complete the shard that is open."""
         if self._file is not None:
-            self._file.write(self.END)
+            self._file.write(bytes(1024))
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -135,29 +130,12 @@ class Shards(Writer):
 
     def finish(self, names: Sequence[bytes], columns: Any) -> None:
         self._end()
+        text = "".join(f"{name}\n" for name in columns.classes)
+        (self.store / "classes.txt").write_bytes(os.fsencode(text))
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-class Tar(Shards):
-    """train/*.tar: an image under its name, and .cls beside it; classes.txt names the numbers in .cls."""
-
-    NAME = "{:06d}.tar"
-    END = bytes(1024)
-
-    def write(self, batch: Sequence[Packed]) -> None:
-        self._append(
-            _member(sample.name, sample.content)
-            + _member(_stem(sample.name) + b".cls", b"%d" % sample.label)
-            for sample in batch
-        )
-
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
-        super().finish(names, columns)
-        text = "".join(f"{name}\n" for name in columns.classes)
-        (self.store / "classes.txt").write_bytes(os.fsencode(text))
 
 
 def _stem(name: bytes) -> bytes:
@@ -171,56 +149,6 @@ def _member(name: bytes, content: bytes) -> bytes:
     member.size = len(content)
     header = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
-
-
-class Arrow(Shards):
-    """train/*.arrow as datasets.Dataset.save_to_disk writes them: structs of bytes and path, and labels."""
-
-    NAME = "data-{:05d}.arrow"
-    END = END_OF_STREAM
-
-    def __init__(self, work: Path, split: str) -> None:
-        super().__init__(work, split)
-        try:
-            import pyarrow
-        except ImportError:
-            raise UserError(
-                "--format arrow needs the package pyarrow: pip install pyarrow"
-            ) from None
-        image = pyarrow.struct(
-            [("bytes", pyarrow.binary()), ("path", pyarrow.string())]
-        )
-        self._schema = pyarrow.schema([("image", image), ("label", pyarrow.int64())])
-        self._batch = pyarrow.record_batch
-        self.BEGIN = self._schema.serialize().to_pybytes()
-
-    def write(self, batch: Sequence[Packed]) -> None:
-        images = [
-            {"bytes": sample.content, "path": sample.name.decode()} for sample in batch
-        ]
-        columns = {"image": images, "label": [sample.label for sample in batch]}
-        message = self._batch(columns, self._schema).serialize()
-        self._append([message.to_pybytes()])
-
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
-        super().finish(names, columns)
-        files = sorted(path.name for path in self.store.glob("*.arrow"))
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": name} for name in files],
-            "_fingerprint": "packed",
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": None,
-        }
-        features = {
-            "image": {"_type": "Image"},
-            "label": {"_type": "ClassLabel", "names": [*columns.classes]},
-        }
-        (self.store / "state.json").write_text(json.dumps(state))
-        info = self.store / "dataset_info.json"
-        info.write_text(json.dumps({"features": features}))
 
 
 class Folder(Writer):
@@ -239,14 +167,12 @@ class Folder(Writer):
 FORMATS: dict[str, type[Writer]] = {
     "lmdb": Lmdb,
     "tar": Tar,
-    "arrow": Arrow,
     "folder": Folder,
 }
 """--format -> its writer; the source that reads it has the same name."""
 NAMES = {
     "lmdb": f"keys have {LONGEST_KEY} bytes at most, and are none of its own",
     "tar": "names end as images' do, are not hidden, and differ before their first dot; a class is one line",
-    "arrow": "names are UTF-8",
     "folder": "names begin with their class and a slash, and ascend",
 }
 """--format -> what it asks of names and classes."""
@@ -275,8 +201,6 @@ def _refused(form: str, names: Sequence[bytes], columns: Any) -> Iterator[bytes]
             fits = known.setdefault(_stem(name), name) == name
             fits = fits and name.rpartition(b".")[2].lower() in IMAGES
             fits = fits and b"/." not in b"/" + name
-        elif form == "arrow":
-            fits = name.decode(errors="ignore").encode() == name
         else:
             folder, *rest = name.split(b"/")
             fits = folder == os.fsencode(columns.classes[columns.label[place]])

@@ -1,5 +1,5 @@
-"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, in tar shards,
-Arrow files or folders.
+"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, in tar shards
+or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
 The scan's columns lie beside the store (train.columns), which opens with them without a scan. Each sample is
@@ -29,14 +29,12 @@ import filelock
 import numpy as np
 
 from contracts import Source, Split, UserError
-from dataset.open import cache_folder, open_splits
-from dataset.stores import SOURCES, source_named
+from dataset.open import open_splits
+from dataset.stores import source_named
 from report.console import Console
 from scripts import Parser, exit_code
-from scripts._foreign import FOREIGN
 from scripts._stores import FORMATS, Packed, Writer, place_of, require
 from settings.config import build
-from settings.data import Data
 from system import storage
 
 Say = Callable[[int, int, str], None]
@@ -184,41 +182,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def open_images(settings: Data, console: Console) -> dict[str, Split]:
-    """Return the splits of images of any source, or of files that this program alone reads. Raises UserError."""
-    data = Path(settings.data or "")
-    kind = settings.source
-    if kind == "auto" and all(
-        source_named(source).missing(data, "train") for source in SOURCES
-    ):
-        there = [kind for kind in FOREIGN if not FOREIGN[kind].missing(data, "train")]
-        if len(there) > 1:
-            raise UserError(
-                f"{data} has {' and '.join(there)} files of train; --source says which are meant"
-            )
-        kind = there[0] if there else kind
-    if kind not in FOREIGN:
-        return open_splits(settings, loader="torchvision", console=console)
-    if settings.lmdb_label is not None:
-        raise UserError(
-            f"--lmdb-label is for another source, and --data is read by --source {kind}; leave it out"
-        )
-    splits: dict[str, Split] = {}
-    for name in ("train", "val"):
-        with console.counting(name) as progress:
-            splits[name] = FOREIGN[kind].open(
-                data,
-                name,
-                labels=settings.label_key,
-                cache=cache_folder(settings.manifest_dir),
-                progress=progress,
-                classes=splits["train"].columns.classes if splits else None,
-            )
-        if line := splits[name].columns.left_out:
-            console.warn(f"{name}: {line}")
-    return splits
-
-
 def pack_splits(
     splits: Mapping[str, Split],
     data: str | Path,
@@ -268,9 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb"
     )
-    parser.add_argument(
-        "--source", default="auto", help=f"as of training, or {', '.join(FOREIGN)}"
-    )
+    parser.add_argument("--source", default="auto", help="as of training")
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
@@ -286,7 +247,7 @@ def _run(options: argparse.Namespace) -> int:
     }
     settings = build(chosen).data
     console = Console()
-    splits = open_images(settings, console)
+    splits = open_splits(settings, loader="torchvision", console=console)
     pack_splits(splits, options.data, options.target, options.format, console)
     print(f"{options.target}: --data {options.target} --source {options.format}")
     return 0

@@ -30,7 +30,6 @@ OPTIONAL = {
     *(
         "albumentations",
         "apex",
-        "h5py",
         "kornia",
         "mlflow",
         "onnx",
