@@ -19,7 +19,6 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from benchmarks._suite import (
     RATE,
-    REPEAT,
     ROOT,
     Common,
     Measured,
@@ -88,14 +87,10 @@ FULL_SIZE = {"image_size_start": None, "image_size_ramp": None}
 """Settings with which images that grow have their last size from the start: a short run stands for that."""
 GENTLER = {"detection": {"lr": 1e-5}}
 """--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
-MIXED = "--mixup 0.2 --cutmix 1 --erase 0.25 --auto-augment rand-m7-mstd0.5-inc1"
 RECIPES = {
     "plain": "",
     "augmented": "--auto-augment rand-m9-mstd0.5-inc1 --mixup 0.8 --cutmix 1 --erase 0.25 --erase-mode pixel",
     "ema": "--ema 0.9999",
-    "none": "--train-window center --flip 0",
-    "mixed": MIXED,
-    "regularised": f"{MIXED} --mix-prob 0.5 --label-smoothing 0.1 --ema 0.99",
 }
 """Recipe -> its flags of train.py."""
 CEILINGS = ("compute_ceiling", "loader_ceiling")
@@ -118,11 +113,9 @@ class Train(Common):
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
     """auto = fp16 on a GPU."""
-    recipes: tuple[
-        Literal["plain", "augmented", "ema", "none", "mixed", "regularised"], ...
-    ] = ("plain",)
+    recipes: tuple[Literal["plain", "augmented", "ema"], ...] = ("plain",)
     """plain crops and flips; augmented adds RandAugment, mixup or cutmix, and erasing; ema plain's average of
-    weights; none neither crops nor flips; mixed and regularised are those of docs/recipes.md."""
+    weights."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     workers: tuple[NonNegativeInt, ...] = ()
@@ -134,9 +127,6 @@ class Train(Common):
     Default: as train.py does."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Seconds of steady windows to measure at each point, after the warm-up."""
-    epochs: PositiveInt | None = None
-    """Train for so many epochs and validate at the end, to compare top-1 and not rates; each of --repeats has
-    its own seed, and what is learned by is behind the bare --."""
     by_hand: tuple[Literal["dali", "dali+compile", "dali-cpu", "torchvision"], ...] = ()
     """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py): in
     fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU, dali+compile has the
@@ -218,10 +208,8 @@ def points(settings: Train) -> list[Point]:
     asked = {axis: values for axis, values in axes.items() if values}
     taken = {*SET_HERE, *(name for axis in asked for name in AXES[axis][1](""))}
     config = check(settings.flags, task=task, taken=taken)
-    validates = settings.epochs is not None
     for place in settings.sets or ("",):
-        data = data_of(settings, place)
-        require_data(data, loaders, config, validates=validates)
+        require_data(data_of(settings, place), loaders, config)
     precisions = [
         precision.choose(name, device, on_cpu=kind.cpu_precision)
         for name in settings.precisions
@@ -260,13 +248,8 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
         flags |= by_hand_flags(settings.task, settings.flags, point)
         flags |= {"seconds": settings.seconds, "output": folder / "figures.json"}
         return [sys.executable, "-m", "benchmarks.baselines.train", *words(flags)]
-    if settings.epochs is None:
-        flags |= {"seconds": settings.seconds, "val_every": 0, **MEASURED_ONLY}
-        flags |= GENTLER.get(settings.task, {})
-    else:
-        flags |= {"epochs": settings.epochs, "val_every": settings.epochs}
-        flags |= {"seed": point.get(REPEAT, 0), "ceilings": False}
-        flags |= {"save_every_minutes": 0}
+    flags |= {"seconds": settings.seconds, "val_every": 0, **MEASURED_ONLY}
+    flags |= GENTLER.get(settings.task, {})
     for name in ("arch", "batch_size", "loader", "precision"):
         flags[name] = point[name]
     for axis, (_, settings_of) in AXES.items():
@@ -329,10 +312,6 @@ def read(point: Point, folder: Path) -> Measured:
         return replace(
             outcome, error=f"--data has too few samples, batches were {size}"
         )
-    if summary.get("validation"):
-        # it was trained for its accuracy, and may have been short
-        figures = outcome.figures | {"steps": None}
-        return replace(outcome, spread={}, figures=figures)
     return outcome
 
 
@@ -379,10 +358,6 @@ def derive(rows: Sequence[Row]) -> list[Row]:
 
 FIGURES = {
     "rate": ("rate.steady", "{unit}", RATE),
-    "top1": ("validation.top1", "top-1", "{:.1%}"),
-    "ema_top1": ("validation.ema_top1", "top-1 of the average", "{:.1%}"),
-    "psnr": ("validation.psnr", "PSNR, dB", "{:.2f}"),
-    "psnr_bicubic": ("validation.psnr_bicubic", "PSNR of bicubic, dB", "{:.2f}"),
     "frames_per_s": ("clips.frames_per_s", "frame/s", "{:,.0f}"),
     "instances_per_s": ("detection.instances_per_s", "box/s", "{:,.0f}"),
     "compute_ceiling": ("ceiling.compute.rate", "compute ceiling", "{:,.0f}"),

@@ -31,14 +31,7 @@ from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
 from contracts import UserError, one_line
 from report import record
-from scripts import (
-    demo_set,
-    demo_superres,
-    demo_textures,
-    link_set,
-    patch_set,
-    video_set,
-)
+from scripts import demo_set, link_set, patch_set, video_set
 from scripts.bench import suite_of
 from settings import cli
 from settings.cli import Settings, one_of
@@ -50,8 +43,6 @@ PATCHES = (16, 64)
 """Sides of patches that are cut, pixels."""
 HERE = ("by_hand", "ours")
 """Columns of what is measured."""
-DRAWN = {"textures": demo_textures, "edges": demo_superres}
-"""Sets that are always drawn, of classes and for super-resolution."""
 Table = dict[str, Any]
 
 
@@ -89,17 +80,14 @@ def data_for(
 ) -> tuple[Path, str]:
     """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
 
-    `kind` is images (train/), training (train/ and val/), videos, patches (which scripts.patch_set makes) or
-    one of DRAWN. Raises UserError.
+    `kind` is images (train/), training (train/ and val/), videos, or patches, which scripts.patch_set makes.
+    Raises UserError.
     """
     root, said = settings.data, f"the images of {settings.data}"
     # other images are another set, though a run before has made one below the same --output
     digest = hashlib.blake2b(str(root).encode(), digest_size=4).hexdigest()
     target = folder / (f"{kind}-{count}-{digest}" if root else f"{kind}-{count}")
     try:
-        if kind in DRAWN:
-            DRAWN[kind].write(target)
-            return target, f"drawn {kind}"
         if kind == "videos":
             if settings.videos is None:
                 video_set.write(target, count, progress=False)
