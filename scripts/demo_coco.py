@@ -1,7 +1,7 @@
 """Draw a small detection set in COCO's layout that a light detector can learn in minutes on a CPU; knows
 nothing of training.
 
-Five classes: circle, cross, square, star, triangle. An image shows up to nine of them before a textured
+Five classes: circle, cross, square, star, triangle. An image shows up to twelve of them before a textured
 background, turned and coloured at random, from small to large in COCO's sense. As in COCO some images have no
 annotation, some files are grey, and the ids of images and categories have gaps.
 """
@@ -44,12 +44,12 @@ OUTLINES = {
 
 def drawn(rng: np.random.Generator) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw one image; return it with its annotations in COCO's form, without their ids."""
-    sides = rng.integers(110, 201, 2)  # width and height, pixels
+    sides = rng.integers(128, 201, 2)  # width and height, pixels
     canvas, inks = background(rng, *sides[::-1])
     picture = Image.fromarray(finished(rng, canvas.copy(), 0.05))
     draw = ImageDraw.Draw(picture)
     largest = np.log(0.4 * min(sides))
-    radii = np.exp(rng.uniform(np.log(8), largest, rng.integers(0, 10)))
+    radii = np.exp(rng.uniform(np.log(8), largest, rng.integers(0, 13)))
     # discs (centre, radius) that nothing else may touch
     taken: list[tuple[np.ndarray, float]] = []
     annotations = []

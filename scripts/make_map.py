@@ -62,7 +62,7 @@ order in which a sample meets them. A file whose name begins with `_` is used by
 | what "change first" says | the best prediction that gains a tenth; else a sentence of `report/advice.py` | a case in `tests/unit/test_report_advice.py` |
 | an axis of `bench train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there |
 | an axis of another suite | a field of its settings in `benchmarks/NAME.py` | `points` there, and `command` or `measure` |
-| a row of `scripts.doctor` | its function and `PROBES` (`OF_DATA` of --data) in `scripts/_probes.py` | |
+| a row of `scripts.doctor` | its function and `PROBES` in `scripts/_probes.py` | |
 """  # noqa: E501
 
 

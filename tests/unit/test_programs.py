@@ -133,7 +133,6 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
         "pack TO --from photos --format {}",
         "pack TO --from photos --{}",
         "export best.pt --format {}",
-        "doctor --data {}",
         "archs {}",
         "bench loader --data {}",
         "demo_set {}",
