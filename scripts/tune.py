@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 # also when it is started as a file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -86,10 +86,9 @@ class Tune(Settings):
     """Task of the run, as --task of train.py. Default: that of --config behind --, else classification."""
     arch: str | None = None
     """Architecture, as --arch of train.py. Default: that of --config behind --, else the task's."""
-    batch_size: PositiveInt | Literal["auto"] | None = None
-    """Samples in a micro-batch; it is a part of the recipe, and stays. auto = larger ones are tried too. A
-    recipe with --accumulate keeps its step: fewer micro-batches, of more samples. Any other is trained with
-    larger steps, for which --lr-per scales its learning rate. Default: that of --config behind --, else 64."""
+    batch_size: PositiveInt | None = None
+    """Samples in a micro-batch; it is a part of the recipe, and stays. Default: that of --config behind --, else
+    64."""
     minutes: Annotated[FiniteFloat, Field(gt=0)] = 4.0
     """Minutes of trials: none begins that would not end by then. The first run, which scans the data, comes
     before them."""
@@ -157,7 +156,7 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
     chosen = {
         name: getattr(settings, name)
         for name in ("data", "task", "arch", "batch_size")
-        if getattr(settings, name) not in (None, "auto")
+        if getattr(settings, name) is not None
     }
     return parse([*given, *words(chosen)]), fixed
 
@@ -167,27 +166,6 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
 
 def _loaders(config: Config, used: Choice, gpu: bool) -> list[str]:
     return [used["fastest"]] if "fastest" in used else []
-
-
-def _batch_sizes(config: Config, used: Choice, gpu: bool) -> list[int]:
-    base = config.loading.batch_size
-    sizes = [base * halves // 2 for halves in HALVES if base * halves % 2 == 0]
-    step = config.optimisation
-    a_step = step.global_batch_size or base * step.accumulate
-    return [
-        size
-        for size in sizes
-        if a_step == base or (size <= a_step and a_step % size == 0)
-    ]
-
-
-def changes_of(lever: str, value: Any, config: Config) -> Choice:
-    """Return the settings that a value of a lever changes: micro-batches that are larger are fewer."""
-    accumulate = config.optimisation.accumulate
-    if lever == "batch_size" and accumulate > 1:
-        fewer = config.loading.batch_size * accumulate // value
-        return {lever: value, "accumulate": fewer}
-    return {lever: value}
 
 
 def _workers(config: Config, used: Choice, gpu: bool) -> list[int]:
@@ -211,7 +189,6 @@ def _graphs(config: Config, used: Choice, gpu: bool) -> list[bool]:
 
 LEVERS: dict[str, Callable[[Config, Choice, bool], list[Any]]] = {
     "loader": _loaders,
-    "batch_size": _batch_sizes,
     "workers": _workers,
     "decode_threads": _decode_threads,
     "compile": _both,
@@ -219,8 +196,6 @@ LEVERS: dict[str, Callable[[Config, Choice, bool], list[Any]]] = {
     "pin_memory": _both,
 }
 """Setting of train.py -> the values to be tried with these settings; what is `used` is no trial again."""
-HALVES = (3, 4, 6, 8, 12, 16, 24, 32)
-"""Batches that are tried, in halves of the recipe's: powers of two, and three times as many."""
 UNKNOWN = 0.03
 """Gain that a lever promises of which nothing is predicted."""
 TIMES = {"compile": 4.0}
@@ -289,12 +264,9 @@ def search(
         for value in values(config, used, gpu):
             if value == used[lever]:
                 continue
-            change = changes_of(lever, value, config)
-            trial = tried(lever, {**best.choice, **change}, best)
+            trial = tried(lever, {**best.choice, lever: value}, best)
             if trial.beats(won):
                 won = trial
-            elif lever == "batch_size":
-                break  # a larger one fills the device no more
         if won is best:
             continue
         again = tried(AGAIN, best.choice)  # a machine's speed drifts
@@ -420,7 +392,7 @@ def fastest(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
         recipe,
         measure,
         gpu=torch.cuda.is_available(),
-        fixed=fixed if settings.batch_size == "auto" else fixed | {"batch_size"},
+        fixed=fixed,
         may_begin=clock.has_time,
         say=say,
     )

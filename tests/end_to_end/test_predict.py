@@ -240,7 +240,7 @@ def test_an_exported_file_answers_as_predict_does(
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
     assert export.main(["run/last.pt"]) == 0
     assert "over 16 images: " in capsys.readouterr().out
-    pt2 = ["run/last.pt", "--format", "pt2", "--preprocessing", "beside", "--output"]
+    pt2 = ["run/last.pt", "--format", "pt2", "--output"]
     # a disk with room for 8 KiB of the file; in a process of its own, which PyTorch's own writer would end
     limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "-", sys.executable]
     ended = subprocess.run(

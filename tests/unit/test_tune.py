@@ -54,7 +54,7 @@ def machine(
 
 
 def searched(
-    measure: Any, fixed: tuple[str, ...] = ("batch_size",), **asked: Any
+    measure: Any, fixed: tuple[str, ...] = (), **asked: Any
 ) -> tuple[list[Trial], Trial]:
     trials: list[Trial] = []
     asked = {"gpu": True, "fixed": fixed, "say": trials.append, **asked}
@@ -76,7 +76,7 @@ def test_what_promises_the_most_for_its_time_comes_first() -> None:
 
     promised = [one(170, compile=True), one(130, graphs=False), one(90, workers=1)]
     measure = machine({"compile=True": 1.6, "graphs=False": 1.3}, what_if=promised)
-    trials, best = searched(measure, fixed=("loader", "batch_size"))
+    trials, best = searched(measure, fixed=("loader",))
     levers = [trial.lever for trial in trials if trial.lever not in ("", tune.AGAIN)]
     assert levers[:2] == ["graphs", "compile"], (
         "a trial that compiles takes four times as long"
@@ -101,7 +101,7 @@ def test_workers_are_those_of_the_loader_that_is_kept() -> None:
 )
 def test_a_gain_is_more_than_the_noise(noise: dict[str, Any], kept: bool) -> None:
     measure = machine({"compile=True": 1.2}, **noise)
-    trials, best = searched(measure, fixed=("loader", "batch_size"))
+    trials, best = searched(measure, fixed=("loader",))
     assert best.choice == ({"compile": True} if kept else {})
     assert not any("loader" in trial.choice for trial in trials), "flags fix it"
 
@@ -118,29 +118,6 @@ def test_what_fails_or_has_no_time_is_a_line() -> None:
     assert {"compile", "pin_memory"} <= {trial.lever for trial in trials}
     with pytest.raises(UserError, match="the first trial failed: not here"):
         searched(machine({}, fails="torchvision"))
-
-
-def test_a_batch_grows_until_it_gains_nothing() -> None:
-    rates = {96: 1.3, 128: 1.5, 192: 1.6, 256: 1.7, 384: 1.71, 512: 9.0}
-    gains = {f"batch_size={size}": gain for size, gain in rates.items()}
-    trials, best = searched(machine(gains), fixed=("loader",))
-    assert best.choice == {"batch_size": 256}
-    tried = [t.choice["batch_size"] for t in trials if t.lever == "batch_size"]
-    assert tried == [96, 128, 192, 256, 384]
-    recipe, _ = tune.recipe_of(tune.Tune(batch_size="auto"))
-    assert recipe.loading.batch_size == 64
-
-
-def test_a_recipe_that_accumulates_keeps_its_step() -> None:
-    recipe = parse(["--data", "photos", "--batch-size", "64", "--accumulate", "6"])
-    sizes = tune._batch_sizes(recipe, {}, True)
-    assert sizes == [96, 128, 192, 384]
-    for size in sizes:
-        change = tune.changes_of("batch_size", size, recipe)
-        assert change["batch_size"] * change["accumulate"] == 64 * 6
-    assert tune.changes_of("batch_size", 128, RECIPE) == {"batch_size": 128}
-    recipe = parse(["--data", "photos", "--global-batch-size", "256"])
-    assert tune._batch_sizes(recipe, {}, True) == [128, 256]
 
 
 def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,11 +182,8 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
     ("argv", "said"),
     [
         (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
-        (["--flags=--steps 3", "--", "--lr", "1"], "--steps behind -- is what"),
-        (["--batch-size", "0"], "--batch-size got '0': input should be greater than 0"),
         (["--output", "no/such/folder.yaml"], "--output no/such/folder.yaml: name"),
     ],
-    ids=["steps", "both", "one-of-two-kinds", "output"],
 )
 def test_mistakes_are_told_before_a_trial(
     argv: list[str],
