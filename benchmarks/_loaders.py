@@ -24,13 +24,13 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from benchmarks._suite import Point
-from benchmarks.baselines import augmentations, dali, nvdec, pytorch
+from benchmarks.baselines import dali, pytorch
 from contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
 from dataset.open import cache_folder, list_of, open_split
 from dataset.stores.folder import Folder
 from loaders import Medium, open_loader, usable
 from loaders.images.decoders import READERS
-from plan.augment import UNTOUCHED, Augment, Auto, Jitter
+from plan.augment import UNTOUCHED, Augment, Auto
 from plan.clips import ClipPlan, ClipPolicy
 from plan.images import ImagePlan, ImagePolicy
 from settings.cli import one_of
@@ -49,7 +49,6 @@ Figures = Callable[[float], dict[str, Any]]
 AUGMENTS = {
     "": UNTOUCHED,
     "randaugment": Augment((Auto(auto_augment="randaugment"),)),
-    "jitter": Augment((Jitter(color_jitter=0.4),)),
 }
 """What is done to the pixels of images, beside a flip of every second one."""
 
@@ -295,12 +294,6 @@ def _images(loop: Loop) -> Epochs:
     elif loop.name in READER_OF:
         whole_decoder(READER_OF[loop.name])  # that it is installed
         load = partial(_decoded_length, READER_OF[loop.name])
-    elif loop.name in augmentations.LIBRARIES:
-        if (asked.window, asked.augment) != ("random-resized", "jitter"):
-            raise UserError(
-                f"--loaders {loop.name} needs --window random-resized --augment jitter"
-            )
-        load = augmentations.LIBRARIES[loop.name](asked.image_size)
     elif asked.window == "stretch" and not asked.augment:
         load = pytorch.by_opencv(asked.image_size)
     else:
@@ -391,8 +384,7 @@ def _clips(loop: Loop) -> Epochs:
     files, labels = loop.files()
     by_decord = "decord" in loop.name
     import_module("decord" if by_decord else "av")
-    kind = pytorch.Alone if loop.name.endswith("-alone") else pytorch.Clips
-    dataset = kind(
+    dataset = pytorch.Clips(
         files[: loop.plan.samples],
         labels,
         decode=pytorch.decord_clip if by_decord else pytorch.pyav_clip,
@@ -403,29 +395,11 @@ def _clips(loop: Loop) -> Epochs:
     return _pytorch(loop, _data_loader(loop, dataset))
 
 
-def _nvdec(loop: Loop) -> Epochs:
-    from loaders.videos._engines import capabilities, import_codec
-
-    asked, gpu = loop.asked, loop.world.device.index or 0
-    codec = import_codec()
-    stream = nvdec.clips(
-        codec,
-        loop.files()[0],
-        frames=asked.clip_frames,
-        stride=asked.clip_stride,
-        threads=capabilities(codec, gpu, ("h264",))["h264"].engines,
-        gpu=gpu,
-    )
-    steps = range(loop.plan.steps())
-    return lambda epoch: (len([*islice(stream, asked.batch_size)]) for _ in steps)
-
-
-READER_OF = {f"{name}-alone": name for name in (*READERS, "simplejpeg")}
+READER_OF = {f"{name}-alone": name for name in READERS}
 """Decoding alone, whole images to RGB with one thread a worker -> the decoder."""
 BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
     "images": {
         **dict.fromkeys(("pytorch", "pytorch+opencv", *READER_OF), _images),
-        **dict.fromkeys(augmentations.LIBRARIES, _images),
         "dali": _dali,
         **dict.fromkeys(
             ("dali-by-hand", "pytorch+dali", "dali-proxy"), _dali_of_python
@@ -433,9 +407,7 @@ BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
     },
     "videos": {
         **dict.fromkeys(("pytorch", "pytorch+decord"), _clips),
-        **dict.fromkeys(("pyav-alone", "decord-alone"), _clips),
         "dali": _dali,
-        "nvdec-alone": _nvdec,
     },
 }
 """Medium -> loops by hand, by the name that --loaders has."""
@@ -443,8 +415,6 @@ BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
 
 def whole_decoder(name: str) -> Decode:
     """Return what decodes a whole file to uint8 [H, W, 3]. Raises ImportError."""
-    if name == "simplejpeg":
-        return cast(Decode, import_module(name).decode_jpeg)
     decode = READERS[name]()
 
     def whole(content: bytes) -> Array:

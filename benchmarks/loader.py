@@ -1,7 +1,6 @@
 """`loader`: loaders alone over a table of axes: the rate, the time of a pass, and how long a consumer waits.
 
-Of images, or of clips of videos (--task video); beside PyTorch's and DALI's own loading and decoders
-alone (_loaders.py).
+Of images, or of clips of videos (--task video); beside PyTorch's and DALI's own loading (_loaders.py).
 
     |- first batch -|- step -|wait|- step -|wait| ... |- step -|   a pass: all files, or --steps batches
                     |<-------------- total_s ----------------->|   floor = steps x --step-ms
@@ -88,10 +87,9 @@ class Loader(Common):
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py, and loops by hand: pytorch, pytorch+opencv (uint8, --window stretch),
     dali (DALI's own reader) and DALI fed by Python: in the loop (dali-by-hand), by a DataLoader
-    (pytorch+dali), by DALI's own proxy of one (dali-proxy); with --augment jitter torchvision-v2,
-    albumentations, kornia. Of clips pytorch with PyAV, pytorch+decord, on a GPU dali. auto =
-    pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also decoding alone: READER-alone,
-    simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
+    (pytorch+dali), by DALI's own proxy of one (dali-proxy). Of clips pytorch with PyAV, pytorch+decord, on a
+    GPU dali. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also decoding alone:
+    READER-alone."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -100,9 +98,9 @@ class Loader(Common):
     """Height and width of the images, pixels. Default: 640; of clips 224."""
     window: Literal["stretch", "random-resized", "center"] = "stretch"
     """Images: the whole image stretched, or the windows of training and validation."""
-    augment: Literal["", "randaugment", "jitter"] = ""
-    """Images are also flipped, and are changed by RandAugment (2 of 14 operations, magnitude 9), or in
-    brightness, contrast and saturation by up to 0.4, each by the library's own. Default: neither."""
+    augment: Literal["", "randaugment"] = ""
+    """Images are also flipped, and changed by RandAugment (2 of 14 operations, magnitude 9), each library's
+    own."""
     workers: tuple[NonNegativeInt, ...] = (8,)
     """Worker processes (pytorch, torchvision, dali-fed, all of clips) or threads (dali, dali-cpu, dali-gpu) a
     rank."""

@@ -103,19 +103,10 @@ def images(
 
 
 def augmented(pixels: Any, augment: str) -> Any:
-    """Return images with DALI's own RandAugment or its own jitter of colours, as `loader --augment` has
-    them; contrast is about grey there.
-    """
-    from nvidia.dali import fn
+    """Return images with DALI's own RandAugment, as `loader --augment` has it."""
     from nvidia.dali.auto_aug.rand_augment import rand_augment
 
-    if augment == "randaugment":
-        return rand_augment(pixels, n=2, m=9)
-    if augment == "jitter":
-        kinds = ("brightness", "contrast", "saturation")
-        drawn: Any = {kind: fn.random.uniform(range=(0.6, 1.4)) for kind in kinds}
-        return fn.color_twist(pixels, **drawn)
-    return pixels
+    return rand_augment(pixels, n=2, m=9) if augment == "randaugment" else pixels
 
 
 class Files:

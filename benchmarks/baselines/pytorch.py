@@ -85,25 +85,12 @@ class Clips(Dataset[Any]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> Any:
-        pixels, label = self.decoded(index)
+        place = random.random()
+        pixels = self.decode(self.files[index], self.frames, self.stride, place)
         missing = self.frames - len(pixels)
         pixels = np.concatenate([pixels, np.repeat(pixels[-1:], missing, axis=0)])
         small = self.crop(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # [T, 3, H, W]
-        return self.normalise(small.float() / 255).transpose(0, 1), label
-
-    def decoded(self, index: int) -> tuple[Array, int]:
-        """Return the frames of a clip, uint8 [T, H, W, 3], at most `frames` of them, and its label."""
-        place = random.random()
-        pixels = self.decode(self.files[index], self.frames, self.stride, place)
-        return pixels, self.labels[index]
-
-
-class Alone(Clips):
-    """(frames that were decoded, label): no pixels are resized, and none travel."""
-
-    def __getitem__(self, index: int) -> Any:
-        pixels, label = self.decoded(index)
-        return len(pixels), label
+        return self.normalise(small.float() / 255).transpose(0, 1), self.labels[index]
 
 
 def start_of(place: float, length: int, frames: int, stride: int) -> int:
@@ -158,7 +145,7 @@ def by_pil(window: str, size: int, augment: str = "") -> Load:
     """Return what gives normalised fp32 [3, size, size], size in pixels.
 
     `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `augment` is
-    randaugment, jitter, or "", and is of flipped images.
+    randaugment of flipped images, or "".
     """
     from torchvision import transforms
 
@@ -171,7 +158,6 @@ def by_pil(window: str, size: int, augment: str = "") -> Load:
     then = {
         "": [],
         "randaugment": [flip, transforms.RandAugment()],
-        "jitter": [flip, transforms.ColorJitter(0.4, 0.4, 0.4)],
     }
     normal = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     transform = transforms.Compose([*first[window], *then[augment], *normal])

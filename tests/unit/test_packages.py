@@ -30,7 +30,6 @@ OPTIONAL = {
     *(
         "albumentations",
         "apex",
-        "kornia",
         "mlflow",
         "onnx",
         "onnxruntime",
