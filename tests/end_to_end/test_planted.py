@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from scripts import planted
 from tests.end_to_end.runs import Runner, draw, summary
@@ -24,7 +23,6 @@ WAITS = "--transforms scripts.planted:waits"
     [
         (f"{TRAINS} --read-delay-ms 10", "loader", "read"),
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
-        (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
         (
             f"{TRAINS} --arch squeezenet1_1 --batch-size 24 --image-size 224",
             "step",
@@ -70,27 +68,6 @@ def test_a_case_that_fails_is_no_earlier_run(
     assert planted.tried(case, 0, settings)["failed"] == "no summary"
     monkeypatch.setattr(planted, "LIMIT_S", 0.1)
     assert "longer than 0.1 s" in planted.tried(case, 0, settings)["failed"]
-
-
-def test_a_set_that_was_half_made_is_made_anew(tmp_path: Path, pictures: Path) -> None:
-    folder = tmp_path / "small"
-    made = planted.made("small", pictures, folder)
-    files = sorted(made.rglob("*.jpg"))
-    (folder / "done").unlink()
-    files[0].unlink()
-    assert sorted(planted.made("small", pictures, folder).rglob("*.jpg")) == files
-
-
-def test_large_photographs_are_bound_by_decoding(train: Runner, tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        folder = tmp_path / "large" / split / "one"
-        folder.mkdir(parents=True)
-        for number in range(16):
-            image = Image.radial_gradient("L").resize((2400, 1800)).convert("RGB")
-            image.save(folder / f"{number}.jpg")
-    more = "--crop-scale 0.8 1 --batch-size 4"
-    train(FLAGS, "--data large --output run", TRAINS, more).done()
-    assert summary(train.cwd / "run")["binds"]["stage"] == "decode"
 
 
 def test_the_rank_that_is_late_is_named_with_its_stage(

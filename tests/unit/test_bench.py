@@ -124,10 +124,8 @@ def test_each_end_is_a_row_and_a_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "log", "status", "why"),
     [
-        (1, "CUBLAS_STATUS_ALLOC_FAILED when", "oom", "CUBLAS"),
         (1, "what():  std::bad_alloc\nthe end", "oom", "bad_alloc"),
         (-9, "begins", "failed", "killed"),
-        (-6, "begins", "failed", "exit code -6: begins"),
         # of ranks, and not of torchrun
         (1, f"why\n{LAUNCHER}", "failed", "exit code 1: why"),
     ],
@@ -264,7 +262,6 @@ def test_without_a_figure_it_failed(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--nothing", "3"], "unknown flag '--nothing'"),
         (["--archs", "resnet81"], "--archs got 'resnet81' (did you mean"),
         (
             ["--by-hand", "dali", "--task", "video"],
@@ -272,8 +269,6 @@ def test_without_a_figure_it_failed(
         ),
         (["--archs"], "has none"),
         (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),
-        (["--", "--bach-size", "4"], "unknown flag"),
-        (["--data", "."], "has no train/ folder"),
         (["--output", "data/out"], "never written to"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _loaders, loader
+from benchmarks import loader
 from benchmarks._loaders import Asked, expanded, open_data, opened
 from benchmarks._suite import Suite, results, run
 from benchmarks.baselines import pytorch
@@ -227,14 +226,6 @@ def test_two_ranks_pass_over_the_files(
     assert figures["files"] == 72
     assert figures["pass_s"] == pytest.approx(72 / figures["rate"])
     assert row["spread"]["rate"]["n"] == row["spread"]["pass_s"]["n"] == 3
-
-
-def test_reads_of_ours_take_longer_too(pictures: Path) -> None:
-    data = open_data(pictures, "images")
-    feed = _loaders.feed_of(asked_for(delay_s=0.1), "torchvision", data, ALONE)
-    began = time.monotonic()
-    feed.source.read(0)
-    assert time.monotonic() - began >= 0.1
 
 
 @pytest.mark.usefixtures("prompt_ran")

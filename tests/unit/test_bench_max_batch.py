@@ -1,8 +1,7 @@
-"""The search for the largest batch, over simulated memory; and one run of it."""
+"""The search for the largest batch, over simulated memory."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import max_batch
-from benchmarks._suite import results
 from benchmarks.max_batch import GRID, MaxBatch, search
 from contracts import UserError
-from scripts import bench
-from tests.end_to_end.runs import draw
+from settings.config import parse
 
 
 def found(
@@ -93,6 +90,11 @@ def test_a_precision_is_named_as_by_hand_has_it(
     words = max_batch.command(settings, theirs | {"batch_size": 8}, tmp_path)
     told = dict(zip(words[3::2], words[4::2], strict=True))
     assert told["--workers"] == "3" and told["--loader"] == "dali"
+    out = tmp_path.parent / "out"
+    words = max_batch.command(settings, ours[0] | {"batch_size": 8}, out)
+    asked = parse(words[2:]).flat()
+    wanted = {"batch_size": 8, "val_batch_size": 8, "val_every": 1, "workers": 3}
+    assert asked.items() >= (wanted | {"steps": settings.steps}).items()
     for changes, said in (
         ({"flags": "--val-batch-size 96"}, "--val-batch-size behind --"),
         ({"data": None}, "--data is missing"),
@@ -135,24 +137,3 @@ def test_a_trial_that_is_killed_was_too_large(
     )
     with pytest.raises(SystemExit, match="batch 4: exit code 2: no"):
         max_batch.measure(settings, {"loader": "synthetic"}, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_search_on_the_cpu_ends_at_the_last_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    data = draw(tmp_path / "data", classes=("red", "blue"), train=12, val=3)
-    flags = (
-        "--archs squeezenet1_1 --loaders torchvision --start 24 --steps 2 --tolerance 1"
-    )
-    words = ["max-batch", "--data", str(data), "--output", str(tmp_path / "out")]
-    small = ["--image-size", "32", "--workers", "1"]
-    assert bench.main([*words, *flags.split(), "--", *small]) == 0
-    (row,) = results(tmp_path / "out")
-    assert row["figures"]["largest"] == 24
-    assert row["figures"]["ended"] == "too few samples, batches were 24, at 48"
-    log = tmp_path / "out" / row["folder"] / "24.txt"
-    assert "validated" in log.read_text()
-    assert json.loads((log.parent / "24" / "summary.json").read_text())["finished"]

@@ -150,14 +150,6 @@ def test_dockerfile_checks_every_import() -> None:
     assert "PyNvVideoCodec" in steps
 
 
-def test_dockerignore_keeps_history_environments_and_results_out() -> None:
-    ignored = {*(ROOT / ".dockerignore").read_text().split()}
-    by_git = (ROOT / ".gitignore").read_text().splitlines()
-    by_name = {line.strip("/") for line in by_git if line.startswith("/")}
-    assert {".git", ".venv", "runs", ".gpu", "**/__pycache__"} | by_name <= ignored
-    assert "requirements.txt" not in ignored
-
-
 @pytest.mark.parametrize("bundled", [False, True])
 def test_what_the_image_brings_is_not_installed(tmp_path: Path, bundled: bool) -> None:
     """The filter of requirements takes whole names; DALI where the image has one."""

@@ -95,17 +95,10 @@ def test_doctor_ends_with_its_children() -> None:
     "words",
     [
         "pack s3://b/p --from photos",
-        "pack TO --from photos --manifest-dir s3://b/p",
-        "imagenet gs://b/p --from photos",
         "imagenet TO --from https://host/p",
-        "export s3://b/best.pt",
         "export best.pt --output s3://b/best.onnx",
-        "link_set photos s3://b/p --count 3",
         "demo_set s3://b/p",
-        "patch_set s3://b/p",
-        "video_set s3://b/p",
         "tune --data photos --output s3://b/lr.yaml",
-        "bench train --loaders synthetic --output s3://b/p",
         "bench loader --data s3://b/p",
     ],
 )
@@ -125,36 +118,6 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert code == 2 and "is a URL; name a file or folder of this machine" in line
     assert os.listdir(tmp_path) == ["photos"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "pack TO --from photos --format {}",
-        "pack TO --from photos --{}",
-        "export best.pt --format {}",
-        "archs {}",
-        "bench loader --data {}",
-        "demo_set {}",
-        "video_set {}",
-    ],
-)
-def test_a_word_of_any_length_is_refused_in_a_short_line(
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A file whose name is that long cannot be asked for."""
-    monkeypatch.chdir(tmp_path)
-    name, *arguments = words.format("x" * 100_000).split()
-    try:
-        code = import_module(f"scripts.{name}").main(arguments)
-    except SystemExit as end:
-        code = end.code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert code == 2 and len(line) < 3_000
-    assert os.listdir(tmp_path) == []
 
 
 def _children(tasks: Path) -> list[int]:

@@ -86,14 +86,6 @@ def test_what_promises_the_most_for_its_time_comes_first() -> None:
     assert "; 130 were predicted, +0%" in str(trials[1])
 
 
-def test_workers_are_those_of_the_loader_that_is_kept() -> None:
-    promised = [{"settings": {"workers": 8}, "rate": 200.0, "gain": 1.0}]
-    trials, best = searched(machine({}, what_if=promised))
-    assert trials[1].lever == "loader" and best.choice == {"loader": "dali-gpu"}
-    of_workers = [trial.choice for trial in trials if trial.lever == "workers"]
-    assert of_workers and all(one["loader"] == "dali-gpu" for one in of_workers)
-
-
 @pytest.mark.parametrize(
     ("noise", "kept"),
     [({}, True), ({"drift": 1.18}, False), ({"slowest": 0.8}, False)],
