@@ -134,16 +134,6 @@ def ranks(count: int) -> list[str]:
     return [*launcher.split(), str(count)] if count > 1 else []
 
 
-def require_gpus(asked: Sequence[int], here: int) -> None:
-    """Raise UserError when there are fewer GPUs than a point has ranks; without a GPU any number of them runs
-    on the CPU.
-    """
-    if 0 < here < max(asked, default=0):
-        raise UserError(
-            f"--gpus {max(asked)}: each rank needs a GPU of its own; here are {here}"
-        )
-
-
 S = TypeVar("S", bound=Common)
 
 

@@ -50,7 +50,6 @@ from benchmarks._suite import (
     measuring,
     ranks,
     ratio,
-    require_gpus,
 )
 from benchmarks.train import require_data
 from contracts import UserError
@@ -127,7 +126,6 @@ def points(settings: Loader) -> list[Point]:
     """Return the points. Raises UserError."""
     medium = medium_of(settings.task)
     devices = torch.cuda.device_count()
-    require_gpus(settings.gpus, devices)
     if 0 < settings.steps < LEAST_STEPS:
         raise UserError(f"--steps {settings.steps}: 0, or {LEAST_STEPS} and more")
     names = expanded(

@@ -28,7 +28,6 @@ from benchmarks._suite import (
     crossed,
     ranks,
     ratio,
-    require_gpus,
 )
 from contracts import RateWindow, UserError
 from dataset.open import holds, require_splits
@@ -203,7 +202,6 @@ def points(settings: Train) -> list[Point]:
     loaders = [
         one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders
     ]
-    require_gpus(settings.gpus, torch.cuda.device_count())
     axes = {axis: getattr(settings, name) for axis, (name, _) in AXES.items()}
     asked = {axis: values for axis, values in axes.items() if values}
     taken = {*SET_HERE, *(name for axis in asked for name in AXES[axis][1](""))}

@@ -285,18 +285,3 @@ def test_mistakes_are_said_in_a_line_before_anything_is_made(
     told = capsys.readouterr().err
     assert said in told and told.startswith("bench: ") and told.count("\n") == 1
     assert not [*tmp_path.rglob("out")]
-
-
-def test_more_ranks_than_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU any number runs."""
-    import torch
-
-    from benchmarks import train  # late: this file is a program's module too
-
-    (tmp_path / "train").mkdir()
-    asked = train.Train(data=str(tmp_path), gpus=(1, 4))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="--gpus 4: each rank needs a GPU"):
-        train.points(asked)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert {point["gpus"] for point in train.points(asked)} == {1, 4}

@@ -89,13 +89,3 @@ def test_links_have_the_annotations_of_their_image(
         assert link_set.main([str(source), str(target), "--count", str(count)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line and not (made / "x").exists()
-
-
-def test_an_annotation_file_that_is_none_is_named(
-    coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = coco / "annotations" / "instances_train2017.json"
-    path.write_text("{")
-    assert link_set.main([str(coco), str(tmp_path.parent / "x"), "--count", "8"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"link_set: {path}: ")

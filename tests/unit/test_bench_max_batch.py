@@ -93,8 +93,13 @@ def test_a_precision_is_named_as_by_hand_has_it(
     out = tmp_path.parent / "out"
     words = max_batch.command(settings, ours[0] | {"batch_size": 8}, out)
     asked = parse(words[2:]).flat()
-    wanted = {"batch_size": 8, "val_batch_size": 8, "val_every": 1, "workers": 3}
-    assert asked.items() >= (wanted | {"steps": settings.steps}).items()
+    wanted_of_ours = {
+        "batch_size": 8,
+        "val_batch_size": 8,
+        "val_every": 1,
+        "workers": 3,
+    }
+    assert asked.items() >= (wanted_of_ours | {"steps": settings.steps}).items()
     for changes, said in (
         ({"flags": "--val-batch-size 96"}, "--val-batch-size behind --"),
         ({"data": None}, "--data is missing"),

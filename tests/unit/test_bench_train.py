@@ -87,31 +87,6 @@ def test_points_are_commands_of_train_py(data: Path, tmp_path: Path) -> None:
             points(axes.model_copy(update=changes))
 
 
-@pytest.mark.parametrize(
-    ("task", "loader", "arch"),
-    [
-        ("detection", "torchvision", "fasterrcnn_resnet50_fpn_v2"),
-        ("video", "pyav", "r3d_18"),
-    ],
-)
-def test_points_are_those_of_the_task(
-    task: str, loader: str, arch: str, tmp_path: Path
-) -> None:
-    for name in ("train", "val", "train2017", "val2017", "annotations"):
-        (tmp_path / name).mkdir()
-    for split in ("train", "val"):
-        (tmp_path / f"annotations/instances_{split}2017.json").touch()
-    settings = Train(task=task, data=str(tmp_path), loaders=(loader, "synthetic"))
-    found = points(settings)
-    named = [(point["arch"], point["loader"]) for point in found[:2]]
-    assert named == [(arch, loader), (arch, "synthetic")]
-    asked = asked_of(settings, found[0], tmp_path.parent / "out")
-    wanted = {"task": task, "arch": arch, "loader": loader, "data": str(tmp_path)}
-    assert asked.items() >= wanted.items()
-    if torch.cuda.device_count() == 0:
-        assert found[0]["precision"] == "fp32", "what train.py picks for it on a CPU"
-
-
 @pytest.mark.parametrize("task", ["classification", "superres"])
 def test_a_loop_by_hand_trains_without_a_gpu(task: str, tmp_path: Path) -> None:
     for i in range(2):

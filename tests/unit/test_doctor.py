@@ -27,27 +27,6 @@ def _row(name: str) -> Row:
         return _probes.lost(probe, str(error))
 
 
-@pytest.mark.parametrize(("lost", "state"), [(0, "ok"), (1, "bad")])
-def test_numbers_are_summed_over_all_gpus(
-    lost: int, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    def all_reduce(each: list[torch.Tensor]) -> None:
-        total = torch.stack(each).sum(0)
-        for one in each[lost:]:
-            one.copy_(total)
-
-    full = torch.full
-    monkeypatch.setattr(torch, "full", lambda size, value, device: full(size, value))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (4 << 30, 8 << 30))
-    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 30, 7))
-    monkeypatch.setattr("torch.cuda.nccl.all_reduce", all_reduce)
-    row = _row("NCCL")
-    assert row.state == state and "2.30.7" in row.found
-
-
 def test_dali_that_does_not_decode_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "DALI decodes, CPU"
     assert _row(name).state == "ok"
