@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import lmdb
 import numpy as np
 
 from contracts import UserError
@@ -18,11 +19,6 @@ from dataset.stores.tar import IMAGES
 
 FIRST_MAP = 1 << 28
 """Bytes of an LMDB; doubled whenever they are full."""
-
-
-def place_of(form: str, split: str) -> str:
-    """Return the name of the file or folder that holds a split."""
-    return f"{split}.lmdb" if form == "lmdb" else split
 
 
 class Packed(NamedTuple):
@@ -55,14 +51,7 @@ class Lmdb(Writer):
     """train.lmdb, a file: name -> bytes, and the list of the samples with their labels."""
 
     def __init__(self, work: Path, split: str) -> None:
-        try:
-            import lmdb
-        except ImportError:
-            raise UserError(
-                "--format lmdb needs the package lmdb: pip install lmdb"
-            ) from None
-        self.store = work / place_of("lmdb", split)
-        self._lmdb = lmdb
+        self.store = work / f"{split}.lmdb"
         try:
             self._opened: Any = lmdb.open(
                 str(self.store), subdir=False, map_size=FIRST_MAP
@@ -81,9 +70,9 @@ class Lmdb(Writer):
                     for key, value in entries.items():
                         transaction.put(key, value)
                 return
-            except self._lmdb.MapFullError:
+            except lmdb.MapFullError:
                 self._opened.set_mapsize(2 * self._opened.info()["map_size"])
-            except self._lmdb.Error as error:
+            except lmdb.Error as error:
                 # LMDB calls a write that the disk cut short an input/output error
                 raise OSError(errno.EIO, f"{error}: is the disk full?") from None
 
