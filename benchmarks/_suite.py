@@ -194,8 +194,6 @@ def run(
         raise UserError(f"--output {folder} lies inside --data, never written to")
     if not points:
         raise UserError("nothing to measure: a flag that takes several values has none")
-    if 1 < settings.repeats < LEAST:
-        raise UserError(f"--repeats {settings.repeats}: 1, or {LEAST} and more")
     if settings.repeats > 1:
         turns = range(settings.repeats)
         points = [{**point, REPEAT: turn} for turn in turns for point in points]

@@ -58,9 +58,7 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{UNIT}distributed.py::*[2]": "three ranks",
-    f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
-    f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
 `[!`.

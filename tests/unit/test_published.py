@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from contracts import UserError
 from scripts import published
 from scripts.bench import suite_of
 from settings.cli import flags as read_flags
@@ -87,25 +86,6 @@ def test_sets_are_made_of_pictures(tmp_path: Path) -> None:
         files = [path for path in Path(str(made)).rglob("*") if path.is_file()]
         assert {path.parent.name for path in files} == {"a", "b"}
         assert len(files) == count
-
-
-def test_a_report_of_which_nothing_can_run_says_so_and_flags_come_before_sets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    words = ["dali-training", "--tables", "networks", "--output", str(tmp_path / "out")]
-    assert published.main(words) == 0
-    text = (tmp_path / "out" / "published.md").read_text()
-    assert "Cannot run here: it needs a GPU." in text
-    monkeypatch.setattr(
-        published, "data_for", lambda *_: pytest.fail("a set was drawn")
-    )
-    words = ["slow-storage", "--output", str(tmp_path / "new"), "--", "--step-ms", "x"]
-    assert published.main(words) == 2 and "--step-ms" in capsys.readouterr().err
-    (tmp_path / "file").touch()
-    assert published.main([*words[:2], str(tmp_path / "file")]) == 2
-    with pytest.raises(UserError, match="REPORT got 'two'"):
-        published.read("two")
 
 
 # --- pages ------------------------------------------------------------------------------------------------------
