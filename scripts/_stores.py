@@ -1,8 +1,9 @@
-"""Stores that `scripts.pack` writes: an LMDB, tar shards, folders."""
+"""Stores that `scripts.pack` writes: an LMDB, tar shards, Arrow files, folders."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import lmdb
 import numpy as np
+import pyarrow
 
 from contracts import UserError
 from dataset.scan.manifest import printable
@@ -140,6 +142,52 @@ def _member(name: bytes, content: bytes) -> bytes:
     return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
+class Arrow(Writer):
+    """train/data-00000.arrow as datasets.Dataset.save_to_disk writes it: structs of bytes and path, and labels."""
+
+    NAME = "data-00000.arrow"
+
+    def __init__(self, work: Path, split: str) -> None:
+        super().__init__(work, split)
+        image = pyarrow.struct(
+            [("bytes", pyarrow.binary()), ("path", pyarrow.string())]
+        )
+        self._schema = pyarrow.schema([("image", image), ("label", pyarrow.int64())])
+        self._file = open(self.store / self.NAME, "wb")  # noqa: SIM115
+        self._stream = pyarrow.ipc.new_stream(self._file, self._schema)
+
+    def write(self, batch: Sequence[Packed]) -> None:
+        images = [
+            {"bytes": sample.content, "path": sample.name.decode()} for sample in batch
+        ]
+        columns = {"image": images, "label": [sample.label for sample in batch]}
+        self._stream.write_batch(pyarrow.record_batch(columns, self._schema))
+
+    def finish(self, names: Sequence[bytes], columns: Any) -> None:
+        self._stream.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": self.NAME}],
+            "_fingerprint": "packed",
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        features = {
+            "image": {"_type": "Image"},
+            "label": {"_type": "ClassLabel", "names": [*columns.classes]},
+        }
+        (self.store / "state.json").write_text(json.dumps(state))
+        info = self.store / "dataset_info.json"
+        info.write_text(json.dumps({"features": features}))
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class Folder(Writer):
     """train/<class>/*, files."""
 
@@ -156,12 +204,14 @@ class Folder(Writer):
 FORMATS: dict[str, type[Writer]] = {
     "lmdb": Lmdb,
     "tar": Tar,
+    "arrow": Arrow,
     "folder": Folder,
 }
 """--format -> its writer; the source that reads it has the same name."""
 NAMES = {
     "lmdb": f"keys have {LONGEST_KEY} bytes at most, and are none of its own",
     "tar": "names end as images' do, are not hidden, and differ before their first dot; a class is one line",
+    "arrow": "names are UTF-8",
     "folder": "names begin with their class and a slash, and ascend",
 }
 """--format -> what it asks of names and classes."""
@@ -190,6 +240,8 @@ def _refused(form: str, names: Sequence[bytes], columns: Any) -> Iterator[bytes]
             fits = known.setdefault(_stem(name), name) == name
             fits = fits and name.rpartition(b".")[2].lower() in IMAGES
             fits = fits and b"/." not in b"/" + name
+        elif form == "arrow":
+            fits = name.decode(errors="ignore").encode() == name
         else:
             folder, *rest = name.split(b"/")
             fits = folder == os.fsencode(columns.classes[columns.label[place]])

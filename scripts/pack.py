@@ -1,5 +1,5 @@
-"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, in tar shards
-or folders.
+"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, in tar shards,
+Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
 The scan's columns lie beside the store (train.columns), which opens with them without a scan. Each sample is

@@ -298,3 +298,5 @@ def test_a_set_of_links_keeps_the_classes(
         name = path.name.partition("-")[2]
         assert path.samefile(source / "train" / path.parent.name / name)
     assert link_set.main(words) == 2 and "not empty" in capsys.readouterr().err
+    words = [str(source), str(tmp_path / "few"), "--count", "71"]
+    assert link_set.main(words) == 2 and "less than the 72" in capsys.readouterr().err
