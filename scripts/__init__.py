@@ -1,13 +1,9 @@
-"""Programs, `python -m scripts.NAME`. While the imports of one run, Ctrl-C has nothing to tidy up and ends it
-without a traceback."""
+"""Programs, `python -m scripts.NAME`."""
 
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from system.user_files import local_path
@@ -61,19 +57,3 @@ def _local(name: str) -> Path:
         return local_path(name)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    # main is defined behind the imports
-    if not hasattr(sys.modules["__main__"], "main"):
-        os._exit(130)
-    signal.default_int_handler(number, frame)
-
-
-# "-m" until Python knows the program's file: not in tests, nor in processes of a program. Behind a shell's &
-# Ctrl-C is not for it
-if (
-    sys.argv[:1] == ["-m"]
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    signal.signal(signal.SIGINT, _interrupt)

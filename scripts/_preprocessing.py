@@ -66,11 +66,7 @@ class Preprocessed(nn.Module):
         down = self._filter(levels.shape[2], *rows, like=levels)
         levels = torch.round(levels @ across.T).clamp(0, 255)
         levels = torch.round(down @ levels).clamp(0, 255)
-        return self.from_pixels((levels / 255 - self.mean) / self.std)
-
-    def from_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return logits, fp32 [B, C], of pixels that are framed and normalised, fp32 [B, 3, S, S]."""
-        logits: torch.Tensor = self.network(pixels)
+        logits: torch.Tensor = self.network((levels / 255 - self.mean) / self.std)
         return logits.float()
 
     def _windows(
@@ -103,18 +99,6 @@ class Preprocessed(nn.Module):
         kernel = FILTERS[self.framing.interpolation]
         weights = kernel((offsets[None, :] - centres[:, None]) / support)
         return weights / weights.sum(dim=1, keepdim=True)
-
-
-class Beside(nn.Module):
-    """fp32 [B, 3, S, S], framed and normalised by the caller -> the network's logits, fp32 [B, C]."""
-
-    def __init__(self, whole: Preprocessed) -> None:
-        super().__init__()
-        self.whole = whole
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits, fp32 [B, C]."""
-        return self.whole.from_pixels(images)
 
 
 def _length(length: int, like: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What `scripts.doctor` looks at: PROBES, a table with a function for each row.
 
-`python -m scripts._probes DATA NAME ...` prints the rows of these names, a line of JSON each. doctor
-calls it as a child process, since a probe imports what may crash or hang.
+`python -m scripts._probes NAME` prints the row of this name as JSON. doctor calls it as a child process, since
+a probe imports what may crash or hang.
 """
 
 from __future__ import annotations
@@ -11,16 +11,11 @@ import importlib
 import io
 import json
 import os
-import random
-import resource
 import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata, util
-from pathlib import Path
 from typing import Any, Literal
 
 State = Literal["ok", "warn", "bad", "absent"]
@@ -276,111 +271,6 @@ def shm() -> Row:
     return least("MiB", mib, needed, 256, f"{mib:,.0f} MiB free", remedy)
 
 
-def open_files() -> Row:
-    """Compare the limit of open files with what workers and decoders open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = float("inf") if soft == resource.RLIM_INFINITY else soft
-    remedy = f"ulimit -n {hard}, or docker run --ulimit nofile=65536"
-    return least("files", files, 256, 1024, f"soft {soft}, hard {hard}", remedy)
-
-
-# --- what the data lies on ----------------------------------------------------
-
-FILES = 200
-"""Files that are read, at most."""
-LIMIT_S = 3.0
-"""Seconds for reading, and for looking for files."""
-MOST_BYTES = 8 << 20
-"""Bytes read of one file at most: a video is not read to its end."""
-SLOW_MS = 3.0
-"""Milliseconds of a slow read from the disk. A local NVMe disk needs some tenths of it."""
-FAST_MIB_S = 500
-"""A disk that reads at this rate is not slow: a slow read is then of a large file."""
-REMOTE_BYTES = 128 << 10
-"""Bytes of a read over the network: an image of ImageNet's."""
-
-
-def some_files(data: str) -> list[str]:
-    """Return FILES files below `data` at most, drawn at random; links to one file count once."""
-    paths: list[str] = []
-    end = time.monotonic() + LIMIT_S
-    # links may form a circle: the time ends it
-    for folder, _, names in os.walk(data, followlinks=True):
-        paths += [
-            os.path.join(folder, name) for name in names if not name.startswith(".")
-        ]
-        if time.monotonic() > end:
-            break
-    files = {os.path.realpath(path): None for path in paths if os.path.isfile(path)}
-    return random.Random(0).sample(list(files), min(FILES, len(files)))
-
-
-def read(paths: Sequence[str]) -> tuple[int, float, float]:
-    """Read files in order until LIMIT_S is over. Returns their number, MiB and seconds."""
-    files = size = 0
-    began = time.perf_counter()
-    for path in paths:
-        with open(path, "rb") as file:
-            size += len(file.read(MOST_BYTES))
-        files += 1
-        if time.perf_counter() - began > LIMIT_S:
-            break
-    return files, size / MIB, max(time.perf_counter() - began, 1e-9)
-
-
-def reading(data: str | Path) -> Row:
-    """Read files one after the other, dropped from the page cache."""
-    from dataset.stores import choose_source, source_named
-
-    for split in ("train", "train2017"):
-        source = choose_source("auto", Path(data), split)
-        if not source_named(source).FILES:
-            text = "this row times samples that are files: watch the first epoch's rate"
-            return Row("ok", f"{split} is read as {source}: not timed", text)
-    paths = some_files(str(data))
-    if not paths:
-        raise FileNotFoundError("no file found")
-    for path in paths:
-        with open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    files, mib, seconds = read(paths)
-    found = (
-        f"{files} files of {1024 * mib / files:,.0f} KiB, one reader: "
-        f"{files / seconds:,.0f} files/s, {mib / seconds:,.0f} MiB/s"
-    )
-    if 1000 * seconds / files > SLOW_MS and mib / seconds < FAST_MIB_S:
-        text = "slow: --loader dali-fed with many --workers, each waits for one file"
-        return Row("warn", found, text)
-    text = "files may have stayed in the page cache: watch the first epoch's rate"
-    return Row("ok", found, f"n workers read n files at once; {text}")
-
-
-def behind_url(url: str) -> Row:
-    """Time reads over the network, of a shard or of the list, one at a time."""
-    from contracts import UserError
-    from dataset.open import cache_folder
-    from dataset.stores import remote
-    from dataset.stores.bucket import first_object
-
-    try:
-        shard = first_object(url, cache_folder(None))
-        length = min(remote.head(shard).size, REMOTE_BYTES)
-        times = []
-        for _ in range(4):  # the first connects
-            began = time.perf_counter()
-            remote.read(shard, 0, length)
-            times.append(time.perf_counter() - began)
-    except (UserError, OSError) as error:
-        return Row("bad", str(error), "a run ends with that line: mend it first")
-    ms = 1000 * min(times)
-    return Row(
-        "ok",
-        f"a read of {length / 1024:,.0f} KiB takes {ms:.0f} ms, one reader",
-        f"{1000 / ms:,.0f} images/s for each read under way: --read-threads and "
-        "--workers raise it, --cache-dir keeps what was read on a disk",
-    )
-
-
 # --- the table ----------------------------------------------------------------
 
 
@@ -388,7 +278,7 @@ def behind_url(url: str) -> Row:
 class Probe:
     """A row of the table: what is asked, and what it means when that raises, crashes or hangs."""
 
-    ask: Callable[..., Row]
+    ask: Callable[[], Row]
     remedy: str
     state: State = "warn"
 
@@ -418,16 +308,6 @@ PROBES: dict[str, Probe] = {
     "CPU cores": Probe(cores, LIMITS),
     "memory": Probe(memory, LIMITS),
     "/dev/shm": Probe(shm, LIMITS),
-    "open files": Probe(open_files, LIMITS),
-}
-OF_DATA: dict[str, Probe] = {
-    "--data: reading": Probe(
-        reading, "a run needs files it can read, in train/<class>/ and val/", "bad"
-    ),
-}
-"""Rows of a folder, asked behind the others: a speed is not taken beside other work."""
-OF_A_URL: dict[str, Probe] = {
-    "--data: reading": Probe(behind_url, "a run fails likewise", "bad")
 }
 
 
@@ -436,21 +316,20 @@ def lost(probe: Probe, error: str) -> Row:
     return Row(probe.state, error, probe.remedy)
 
 
-def main(data: str, names: Sequence[str]) -> None:
-    """Print the row of each name as JSON. What libraries print goes to stderr."""
+def main(name: str) -> None:
+    """Print the row of this name as JSON. What libraries print goes to stderr."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    of_data = OF_A_URL if "://" in data else OF_DATA
-    for name in names:
-        probe = PROBES.get(name) or of_data[name]
-        try:
-            row = probe.ask(data) if name in of_data else probe.ask()
-        except Exception as error:
-            text = next(iter(str(error).strip().splitlines()), "")[:200]
-            row = lost(probe, f"{type(error).__name__}: {text}")
-        with suppress(BrokenPipeError):
-            print(json.dumps(asdict(row)), file=output, flush=True)
+    probe = PROBES[name]
+    try:
+        row = probe.ask()
+    except Exception as error:
+        text = next(iter(str(error).strip().splitlines()), "")[:200]
+        row = lost(probe, f"{type(error).__name__}: {text}")
+    print(json.dumps(asdict(row)), file=output, flush=True)
+    # a library that hangs at its end has answered
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1])

@@ -6,25 +6,21 @@ import errno
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import lmdb
 import numpy as np
+import pyarrow
 
 from contracts import UserError
 from dataset.scan.manifest import printable
-from dataset.stores.arrow import END as END_OF_STREAM
 from dataset.stores.lmdb import ABOUT, LONGEST_KEY, samples_of
 from dataset.stores.tar import IMAGES
 
 FIRST_MAP = 1 << 28
 """Bytes of an LMDB; doubled whenever they are full."""
-
-
-def place_of(form: str, split: str) -> str:
-    """Return the name of the file or folder that holds a split."""
-    return f"{split}.lmdb" if form == "lmdb" else split
 
 
 class Packed(NamedTuple):
@@ -57,14 +53,7 @@ class Lmdb(Writer):
     """train.lmdb, a file: name -> bytes, and the list of the samples with their labels."""
 
     def __init__(self, work: Path, split: str) -> None:
-        try:
-            import lmdb
-        except ImportError:
-            raise UserError(
-                "--format lmdb needs the package lmdb: pip install lmdb"
-            ) from None
-        self.store = work / place_of("lmdb", split)
-        self._lmdb = lmdb
+        self.store = work / f"{split}.lmdb"
         try:
             self._opened: Any = lmdb.open(
                 str(self.store), subdir=False, map_size=FIRST_MAP
@@ -83,9 +72,9 @@ class Lmdb(Writer):
                     for key, value in entries.items():
                         transaction.put(key, value)
                 return
-            except self._lmdb.MapFullError:
+            except lmdb.MapFullError:
                 self._opened.set_mapsize(2 * self._opened.info()["map_size"])
-            except self._lmdb.Error as error:
+            except lmdb.Error as error:
                 # LMDB calls a write that the disk cut short an input/output error
                 raise OSError(errno.EIO, f"{error}: is the disk full?") from None
 
@@ -98,35 +87,32 @@ class Lmdb(Writer):
         self._opened.close()
 
 
-class Shards(Writer):
-    """Files of 1 GiB, 000000.tar and so on."""
+class Tar(Writer):
+    """train/*.tar: an image under its name, and .cls beside it; classes.txt names the numbers in .cls."""
 
     SHARD = 1 << 30
     """Bytes behind which a new shard begins."""
-    NAME: ClassVar[str]
-    BEGIN: bytes = b""
-    END: ClassVar[bytes]
 
     def __init__(self, work: Path, split: str) -> None:
         super().__init__(work, split)
         self._shard = 0
         self._file: BinaryIO | None = None
 
-    def _append(self, pieces: Iterable[bytes]) -> None:
-        """Write whole samples behind those before."""
-        for piece in pieces:
+    def write(self, batch: Sequence[Packed]) -> None:
+        for sample in batch:
             if self._file is None:
-                name = self.NAME.format(self._shard)
+                name = f"{self._shard:06d}.tar"
                 self._file = open(self.store / name, "wb")  # noqa: SIM115
-                self._file.write(self.BEGIN)
-            self._file.write(piece)
+            self._file.write(_member(sample.name, sample.content))
+            label = b"%d" % sample.label
+            self._file.write(_member(_stem(sample.name) + b".cls", label))
             if self._file.tell() >= self.SHARD:
                 self._end()
 
     def _end(self) -> None:
         """Complete the shard that is open."""
         if self._file is not None:
-            self._file.write(self.END)
+            self._file.write(bytes(1024))
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -135,29 +121,12 @@ class Shards(Writer):
 
     def finish(self, names: Sequence[bytes], columns: Any) -> None:
         self._end()
+        text = "".join(f"{name}\n" for name in columns.classes)
+        (self.store / "classes.txt").write_bytes(os.fsencode(text))
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-class Tar(Shards):
-    """train/*.tar: an image under its name, and .cls beside it; classes.txt names the numbers in .cls."""
-
-    NAME = "{:06d}.tar"
-    END = bytes(1024)
-
-    def write(self, batch: Sequence[Packed]) -> None:
-        self._append(
-            _member(sample.name, sample.content)
-            + _member(_stem(sample.name) + b".cls", b"%d" % sample.label)
-            for sample in batch
-        )
-
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
-        super().finish(names, columns)
-        text = "".join(f"{name}\n" for name in columns.classes)
-        (self.store / "classes.txt").write_bytes(os.fsencode(text))
 
 
 def _stem(name: bytes) -> bytes:
@@ -173,40 +142,33 @@ def _member(name: bytes, content: bytes) -> bytes:
     return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
-class Arrow(Shards):
-    """train/*.arrow as datasets.Dataset.save_to_disk writes them: structs of bytes and path, and labels."""
+class Arrow(Writer):
+    """train/data-00000.arrow as datasets.Dataset.save_to_disk writes it: structs of bytes and path, and labels."""
 
-    NAME = "data-{:05d}.arrow"
-    END = END_OF_STREAM
+    NAME = "data-00000.arrow"
 
     def __init__(self, work: Path, split: str) -> None:
         super().__init__(work, split)
-        try:
-            import pyarrow
-        except ImportError:
-            raise UserError(
-                "--format arrow needs the package pyarrow: pip install pyarrow"
-            ) from None
         image = pyarrow.struct(
             [("bytes", pyarrow.binary()), ("path", pyarrow.string())]
         )
         self._schema = pyarrow.schema([("image", image), ("label", pyarrow.int64())])
-        self._batch = pyarrow.record_batch
-        self.BEGIN = self._schema.serialize().to_pybytes()
+        self._file = open(self.store / self.NAME, "wb")  # noqa: SIM115
+        self._stream = pyarrow.ipc.new_stream(self._file, self._schema)
 
     def write(self, batch: Sequence[Packed]) -> None:
         images = [
             {"bytes": sample.content, "path": sample.name.decode()} for sample in batch
         ]
         columns = {"image": images, "label": [sample.label for sample in batch]}
-        message = self._batch(columns, self._schema).serialize()
-        self._append([message.to_pybytes()])
+        self._stream.write_batch(pyarrow.record_batch(columns, self._schema))
 
     def finish(self, names: Sequence[bytes], columns: Any) -> None:
-        super().finish(names, columns)
-        files = sorted(path.name for path in self.store.glob("*.arrow"))
+        self._stream.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
         state: dict[str, Any] = {
-            "_data_files": [{"filename": name} for name in files],
+            "_data_files": [{"filename": self.NAME}],
             "_fingerprint": "packed",
             "_format_columns": None,
             "_format_kwargs": {},
@@ -221,6 +183,9 @@ class Arrow(Shards):
         (self.store / "state.json").write_text(json.dumps(state))
         info = self.store / "dataset_info.json"
         info.write_text(json.dumps({"features": features}))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Folder(Writer):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -23,12 +22,6 @@ from scripts.demo_set import background, paint
 CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up")
 # smallest and largest of a shape; lengths are in shorter sides of the frame
 RADII = (0.05, 0.16)
-TICKS = 90_000  # of the clock in a second
-
-
-def times(rng: np.random.Generator) -> np.ndarray:
-    """Draw the seconds of each of 24 to 60 frames from the first on, 12 to 30 a second."""
-    return np.arange(int(rng.integers(24, 61))) / int(rng.choice((12, 15, 24, 25, 30)))
 
 
 def frames(
@@ -111,34 +104,26 @@ def _motion(
 
 
 def encode(
-    rng: np.random.Generator,
     path: Path,
-    seconds: np.ndarray,
     pictures: Iterable[np.ndarray],
     size: tuple[int, int],
+    *,
+    fps: int,
+    gop: int,
+    **options: str,
 ) -> None:
-    """Write the file: H.264 with a random distance of key frames."""
-    gop = int(rng.choice((12, 24, 60)))
-    options = {
-        "preset": "veryfast",
-        "crf": "25",
-        "bf": str(rng.choice((0, 2))),
-        # with it, the same frames give other bytes now and then
-        "x264-params": "mbtree=0",
-    }
+    """Write pictures, uint8 [*size, 3], as H.264; `options` are libx264's."""
     # neither the time nor a random number in the file
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as file:
-        stream = file.add_stream("libx264", rate=30, options=options)
+        # with mbtree, the same frames give other bytes now and then
+        options = {"preset": "veryfast", "x264-params": "mbtree=0", **options}
+        stream = file.add_stream("libx264", rate=fps, options=options)
         stream.height, stream.width = size
         stream.pix_fmt = "yuv420p"
-        stream.codec_context.time_base = Fraction(1, TICKS)
         stream.codec_context.gop_size = gop
         stream.codec_context.thread_count = 1
-        for second, picture in zip(seconds, pictures, strict=True):
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            frame.time_base = Fraction(1, TICKS)
-            frame.pts = round(second * TICKS)
-            file.mux(stream.encode(frame.reformat(format="yuv420p")))
+        for picture in pictures:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         file.mux(stream.encode(None))
 
 
@@ -146,9 +131,10 @@ def _draw(folder: Path, seed: int, key: Key) -> None:
     _, label, _ = key
     rng = rng_of(seed, *key)
     size = shape(rng)
-    seconds = times(rng)
+    fps, gop = int(rng.choice((12, 15, 24, 25, 30))), int(rng.choice((12, 24, 60)))
+    seconds = np.arange(rng.integers(24, 61)) / fps
     pictures = frames(rng, label, seconds, size)
-    encode(rng, SET.path(folder, key, "mp4"), seconds, pictures, size)
+    encode(SET.path(folder, key, "mp4"), pictures, size, fps=fps, gop=gop, crf="25")
 
 
 SET = DrawnSet(

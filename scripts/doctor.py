@@ -1,9 +1,8 @@
 """Show what is installed and works here, and what to change first.
 
-`python -m scripts.doctor [--data FOLDER|URL] [--json]`. Each row is the answer of a probe (scripts/_probes.py),
-which runs in a child process and has LIMIT_S for it, so that a driver that hangs or a library that crashes
-becomes a row. This process imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake
-of the caller.
+`python -m scripts.doctor [--json]`. Each row is the answer of a probe (scripts/_probes.py), which runs in a child
+process and has LIMIT_S for it, so that a driver that hangs or a library that crashes becomes a row. This process
+imports nothing that could be broken. Exit code 1 when a row is bad.
 """
 
 from __future__ import annotations
@@ -14,92 +13,59 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import IO
 
 # also as `python scripts/doctor.py`
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts import Parser
-from scripts._probes import OF_A_URL, OF_DATA, PROBES, Probe, Row, lost
+from scripts._probes import PROBES, Row, lost
 
 ROOT = Path(__file__).resolve().parents[1]
 
 LIMIT_S = 120.0
-"""Seconds for one answer of a child, whose imports a slow disk makes long."""
+"""Seconds for an answer of a child, whose imports a slow disk makes long."""
 ENDS_S = 5.0
-"""Seconds in which a child that has answered, or was killed, ends; one that hangs in the kernel is left there."""
+"""Seconds in which a child that was killed ends."""
 ORDER = ("bad", "warn", "ok", "absent")
 CHILD = (sys.executable, "-m", "scripts._probes")
+AT_ONCE = 4
 
 
-def ask(
-    probes: Mapping[str, Probe],
-    data: str = "",
-    *,
-    limit_s: float = LIMIT_S,
-    child: Sequence[str] = CHILD,
-) -> dict[str, Row]:
-    """Return the row of each probe; a fresh process takes over from one that a probe has ended."""
-    rows: dict[str, Row] = {}
-    while left := [name for name in probes if name not in rows]:
-        end = "its process ended before it answered"
-        with tempfile.TemporaryFile() as words:
-            process = subprocess.Popen(
-                [*child, data, *left], cwd=ROOT, stdout=subprocess.PIPE, stderr=words
-            )
-            assert process.stdout is not None
-            try:
-                answers = _lines(process.stdout, limit_s)
-                for name, line in zip(left, answers, strict=False):
-                    rows[name] = Row(**json.loads(line))
-                code = process.wait(ENDS_S)
-                if code < 0:
-                    end = f"its process was ended by {signal.Signals(-code).name}"
-                elif code:
-                    end = f"its process ended with code {code}"
-            except Empty:
-                end = f"no answer within {limit_s:.0f} s"
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                process.kill()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(ENDS_S)
-            words.seek(0)
-            last = words.read().decode(errors="replace").strip().splitlines()[-1:]
-        for name in [name for name in left if name not in rows][:1]:
-            rows[name] = lost(probes[name], ": ".join([end, *last])[:300])
-    return rows
+def ask(name: str, *, limit_s: float = LIMIT_S, child: Sequence[str] = CHILD) -> Row:
+    """Return the row of a probe."""
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(
+            [*child, name], cwd=ROOT, stdout=answer, stderr=words
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            # one that hangs in the kernel is left there
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDS_S)
+            return lost(PROBES[name], f"no answer within {limit_s:.0f} s")
+        answer.seek(0)
+        words.seek(0)
+        found, said = answer.read(), words.read().decode(errors="replace")
+    code = process.returncode
+    if code == 0:
+        return Row(**json.loads(found))
+    end = signal.Signals(-code).name if code < 0 else f"code {code}"
+    last = said.strip().splitlines()[-1:]
+    why = ": ".join([f"its process ended with {end}", *last])
+    return lost(PROBES[name], why[:300])
 
 
-def _lines(pipe: IO[bytes], limit_s: float) -> Iterator[bytes]:
-    """Yield the whole lines of a pipe until it is closed. Raises Empty where one takes longer than `limit_s`."""
-    heard: SimpleQueue[bytes] = SimpleQueue()
-
-    def listen() -> None:
-        with pipe:
-            for line in pipe:
-                heard.put(line)
-        heard.put(b"")
-
-    threading.Thread(target=listen, daemon=True).start()
-    # the last line is none where the process ended within an answer
-    while (line := heard.get(timeout=limit_s)).endswith(b"\n"):
-        yield line
-
-
-def diagnose(data: str | None) -> dict[str, Row]:
-    """Return all rows by name; `data` is a folder or a URL."""
-    rows = ask(PROBES)
-    if data is not None:
-        rows |= ask(OF_A_URL if "://" in data else OF_DATA, data)
-    return rows
+def diagnose() -> dict[str, Row]:
+    """Return all rows by name."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(PROBES, pool.map(ask, PROBES), strict=True))
 
 
 def show(rows: Mapping[str, Row]) -> None:
@@ -119,22 +85,10 @@ def show(rows: Mapping[str, Row]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser("doctor", __doc__)
     parser.add_argument(
-        "--data",
-        help="also look at the disk below this folder, whose page cache is dropped for "
-        "up to 200 files, or at the server of this URL",
-    )
-    parser.add_argument(
         "--json", action="store_true", help="the rows as JSON, instead of the table"
     )
     options = parser.parse_args(arguments)
-    data = options.data
-    if data is not None and "://" not in data:
-        if not os.path.isdir(data):
-            parser.error(
-                f"--data {data}: no such folder; name one with train/ and val/"
-            )
-        data = os.path.abspath(data)
-    rows = diagnose(data)
+    rows = diagnose()
     if options.json:
         items = [{"what": name, **asdict(row)} for name, row in rows.items()]
         print(json.dumps(items, indent=2, ensure_ascii=False))
@@ -143,13 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(row.state == "bad" for row in rows.values()))
 
 
-def leave(*_: object) -> None:
-    """End at SIGTERM as at Ctrl-C, which ends the child too."""
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, leave)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -3,10 +3,9 @@
     onnx    for onnxruntime, TensorRT and others; needs the packages onnx, onnxscript and onnxruntime
     pt2     torch.export's archive, for PyTorch without this repository
 
-`--preprocessing inside`: the file takes images as they are decoded, uint8 [B, H, W, 3] of any size, and
-resizes, crops and normalises them as the validation did. `beside`: it takes normalised pixels, fp32 [B, 3, S,
-S]. Either gives logits, fp32 [B, C], for any B. Names of the classes and the preprocessing are metadata of
-the file. It is run on real images beside PyTorch, and the largest difference of a logit is printed.
+The file takes images as they are decoded, uint8 [B, H, W, 3] of any size, and resizes, crops and normalises them as
+the validation did. It gives logits, fp32 [B, C], for any B. Names of the classes and the preprocessing are metadata
+of the file. It is run on real images beside PyTorch, and the largest difference of a logit is printed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from loaders.images.decoders import pillow_rgb
 from models import Unusable
 from report.console import Console
 from scripts import Parser, exit_code
-from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
+from scripts._preprocessing import FILTERS, Framing, Preprocessed
 from settings.config import given, parse
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
@@ -192,19 +191,13 @@ def export(options: argparse.Namespace, console: Console) -> int:
     whole, start, classes, arch = load(options.checkpoint, arch=options.arch)
     weights = "the average of its weights" if start.of_average else "its network"
     console.info(f"{options.checkpoint}: {weights} is exported")
-    inside = options.preprocessing == "inside"
-    module: nn.Module = whole if inside else Beside(whole)
     side = whole.framing.image_size
-    batch = torch.export.Dim("batch", min=1, max=1 << 16)
-    axes: dict[int, Any] = {0: batch}
-    example = torch.rand(2, 3, side, side)
-    if inside:
-        limits = {"min": 2, "max": 1 << 15}
-        axes |= {
-            1: torch.export.Dim("height", **limits),
-            2: torch.export.Dim("width", **limits),
-        }
-        example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
+    axes = {
+        0: torch.export.Dim("batch", min=1, max=1 << 16),
+        1: torch.export.Dim("height", min=2, max=1 << 15),
+        2: torch.export.Dim("width", min=2, max=1 << 15),
+    }
+    example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
     path = options.output or options.checkpoint.with_suffix(f".{options.format}")
     if path.exists() and path.samefile(options.checkpoint):
         raise UserError(f"--output {path} is the checkpoint itself; name another file")
@@ -213,9 +206,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         "classes": json.dumps(list(classes)),
         "arch": arch,
         "probabilities": "sigmoid" if separate else "softmax",
-        "preprocessing": json.dumps(
-            {"where": options.preprocessing, **asdict(whole.framing)}
-        ),
+        "preprocessing": json.dumps({"where": "inside", **asdict(whole.framing)}),
     }
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,10 +214,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
     with temporary as folder:
         # a file that is not whole, or wrong, never has the name
         new = Path(folder) / path.name
-        content, run = FORMATS[options.format](module, example, axes, about)
-        count, largest, scale = compared(
-            run, whole, images(start, options.images), inside=inside
-        )
+        content, run = FORMATS[options.format](whole, example, axes, about)
+        count, largest, scale = compared(run, whole, images(start, options.images))
         share = largest / max(scale, 1e-6)
         difference = f"{largest:.2g}, where the largest logit is {scale:.3g}"
         console.info(
@@ -239,14 +228,12 @@ def export(options: argparse.Namespace, console: Console) -> int:
         with _writing(path):
             new.write_bytes(content)
             new.replace(path)
-    console.info(
-        f"{path}: {len(classes)} classes, preprocessing {options.preprocessing}"
-    )
+    console.info(f"{path}: {len(classes)} classes")
     return 0
 
 
 def compared(
-    run: Run, whole: Preprocessed, samples: Iterator[np.ndarray], *, inside: bool
+    run: Run, whole: Preprocessed, samples: Iterator[np.ndarray]
 ) -> tuple[int, float, float]:
     """Return how many images were compared, the largest difference of a logit, and the largest logit."""
     count = 0
@@ -256,8 +243,7 @@ def compared(
         batch = np.stack([pixels, pixels[:, ::-1]] if count % 2 else [pixels])
         with torch.inference_mode():
             expected = whole(torch.from_numpy(batch)).numpy()
-            given_pixels = batch if inside else _framed(whole, batch)
-        difference = np.abs(run(given_pixels) - expected).max()
+            difference = np.abs(run(batch) - expected).max()
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
         scale = max(scale, float(np.abs(expected).max()))
         count += 1
@@ -266,12 +252,6 @@ def compared(
             "none of the images to check the file on can be read: --images FOLDER"
         )
     return count, largest, scale
-
-
-def _framed(whole: Preprocessed, batch: np.ndarray) -> np.ndarray:
-    """Return what the network gets, fp32 [B, 3, S, S], of images uint8 [B, H, W, 3]."""
-    seen = Preprocessed(nn.Identity(), whole.framing)
-    return np.asarray(seen(torch.from_numpy(batch)).numpy())
 
 
 @contextmanager
@@ -310,10 +290,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format", choices=FORMATS, default="onnx", help="default: onnx"
     )
     parser.add_argument("--output", type=Path, help="default: beside the checkpoint")
-    where = ("inside", "beside")
-    parser.add_argument(
-        "--preprocessing", choices=where, default="inside", help="default: inside"
-    )
     parser.add_argument(
         "--images", type=Path, help="a folder to check on; default: the validation data"
     )

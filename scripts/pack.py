@@ -3,46 +3,36 @@ Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
 The scan's columns lie beside the store (train.columns), which opens with them without a scan. Each sample is
-read back and compared by a digest. Until a split is whole it lies in TO/.packing, and does not open; what was
-interrupted begins that split anew when it is called again.
+read back and compared by a digest. TO has its name once it is whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-import os
-import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import filelock
 import numpy as np
 
 from contracts import Source, Split, UserError
-from dataset.open import cache_folder, open_splits
-from dataset.stores import SOURCES, source_named
+from dataset.open import open_splits
+from dataset.stores import source_named
 from report.console import Console
 from scripts import Parser, exit_code
-from scripts._foreign import FOREIGN
-from scripts._stores import FORMATS, Packed, Writer, place_of, require
+from scripts._stores import FORMATS, Packed, Writer, require
+from scripts.link_set import filled
 from settings.config import build
-from settings.data import Data
 from system import storage
 
 Say = Callable[[int, int, str], None]
-WORK = ".packing"
-ORIGIN = "origin.json"
-"""In a store's columns: what it was packed from."""
 THREADS = 16
 """Reads at once: the storage is waited for, not the processor."""
 BATCH = 64 << 20
@@ -110,26 +100,9 @@ def verify(split: Split, digests: Sequence[bytes], say: Say) -> None:
         say(sample + 1, len(split.source), "verifying")
 
 
-def pack_split(
-    split: Split,
-    name: str,
-    form: str,
-    target: Path,
-    say: Say,
-) -> bool:
-    """Write one split into `target`; False where it is there already. Raises UserError and OSError."""
+def pack_split(split: Split, name: str, form: str, work: Path, say: Say) -> None:
+    """Write one split into the folder `work`. Raises UserError and OSError."""
     columns = split.columns
-    work = target / WORK
-    make = FORMATS[form]
-    place = target / place_of(form, name)
-    beside = target / f"{name}.columns"
-    origin = {"fingerprint": columns.fingerprint, "format": form}
-    if place.exists():
-        if _origin(beside) == origin:
-            return False
-        raise UserError(
-            f"{place} is there already, of other data; remove it, or name another folder"
-        )
     names = [columns.entry(sample) for sample in range(len(columns))]
     require(form, names, columns)
     used = sorted(columns.classes[label] for label in np.unique(columns.label))
@@ -138,21 +111,16 @@ def pack_split(
             "--format folder has the classes that have an image, sorted by name, and --data has others, or "
             "in another order; take --format tar"
         )
-    # of a call that was interrupted
-    _remove(work / place_of(form, name))
-    with closing(make(work, name)) as writer:
+    with closing(FORMATS[form](work, name)) as writer:
         digests = write(split, writer, say)
         writer.finish(names, columns)
-    fresh = work / f"{name}.columns"
-    _remove(fresh)
+    store = source_named(form)
+    if form != "folder":
+        (work / f"{name}.columns").mkdir()
+        store.keep(columns, work, name)
+    classes = None if name == "train" else columns.classes
     with tempfile.TemporaryDirectory() as scans:
-        cache = Path(scans)
-        store = source_named(form)
-        classes = None if name == "train" else columns.classes
-        fresh.mkdir()
-        if form != "folder":
-            store.keep(columns, work, name)
-        packed = store.open(work, name, classes=classes, cache=cache)
+        packed = store.open(work, name, classes=classes, cache=Path(scans))
         same = packed.columns.classes == columns.classes
         same = same and np.array_equal(packed.columns.label, columns.label)
         if not same or names != [
@@ -162,94 +130,6 @@ def pack_split(
                 f"{writer.store} was not read back with the names that were written; try again"
             )
         verify(packed, digests, say)
-    (fresh / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
-    _remove(beside)
-    os.rename(fresh, beside)
-    os.rename(writer.store, place)  # last: with it the split opens
-    return True
-
-
-def _origin(folder: Path) -> Any:
-    """Return what a store was packed from; None where it does not say."""
-    try:
-        return json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def open_images(settings: Data, console: Console) -> dict[str, Split]:
-    """Return the splits of images of any source, or of files that this program alone reads. Raises UserError."""
-    data = Path(settings.data or "")
-    kind = settings.source
-    if kind == "auto" and all(
-        source_named(source).missing(data, "train") for source in SOURCES
-    ):
-        there = [kind for kind in FOREIGN if not FOREIGN[kind].missing(data, "train")]
-        if len(there) > 1:
-            raise UserError(
-                f"{data} has {' and '.join(there)} files of train; --source says which are meant"
-            )
-        kind = there[0] if there else kind
-    if kind not in FOREIGN:
-        return open_splits(settings, loader="torchvision", console=console)
-    if settings.lmdb_label is not None:
-        raise UserError(
-            f"--lmdb-label is for another source, and --data is read by --source {kind}; leave it out"
-        )
-    splits: dict[str, Split] = {}
-    for name in ("train", "val"):
-        with console.counting(name) as progress:
-            splits[name] = FOREIGN[kind].open(
-                data,
-                name,
-                labels=settings.label_key,
-                cache=cache_folder(settings.manifest_dir),
-                progress=progress,
-                classes=splits["train"].columns.classes if splits else None,
-            )
-        if line := splits[name].columns.left_out:
-            console.warn(f"{name}: {line}")
-    return splits
-
-
-def pack_splits(
-    splits: Mapping[str, Split],
-    data: str | Path,
-    target: Path,
-    form: str,
-    console: Console,
-) -> None:
-    """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
-    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
-        raise UserError(
-            f"{target} lies inside {data}, which is never written to; choose another folder"
-        )
-    work = target / WORK
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        with filelock.FileLock(work / "lock", timeout=0):
-            for name, split in splits.items():
-                with console.counting(name) as say:
-                    written = pack_split(split, name, form, target, say)
-                there = "" if written else " were there already"
-                console.info(f"{name}: {len(split.columns):,} samples{there}")
-    except filelock.Timeout:
-        raise UserError(f"another process packs into {target}; wait for it") from None
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        # what fails in the middle of a write names no file
-        raise UserError(
-            f"{target} cannot be written: {error.strerror}; make room there, and start again"
-        ) from None
-    shutil.rmtree(work)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -268,14 +148,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb"
     )
-    parser.add_argument(
-        "--source", default="auto", help=f"as of training, or {', '.join(FOREIGN)}"
-    )
+    parser.add_argument("--source", default="auto", help="as of training")
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
     options = parser.parse_args(arguments)
-    return exit_code("pack", lambda: _run(options))
+    return exit_code("pack", lambda: _run(options), ValueError)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -286,9 +164,22 @@ def _run(options: argparse.Namespace) -> int:
     }
     settings = build(chosen).data
     console = Console()
-    splits = open_images(settings, console)
-    pack_splits(splits, options.data, options.target, options.format, console)
-    print(f"{options.target}: --data {options.target} --source {options.format}")
+    splits = open_splits(settings, loader="torchvision", console=console)
+    target, form = options.target, options.format
+    try:
+        with filled(target, Path(options.data)) as work:
+            for name, split in splits.items():
+                with console.counting(name) as say:
+                    pack_split(split, name, form, work, say)
+                console.info(f"{name}: {len(split.columns):,} samples")
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # what fails in the middle of a write names no file
+        raise UserError(
+            f"{target} cannot be written: {error.strerror}; make room there, and start again"
+        ) from None
+    print(f"{target}: --data {target} --source {form}")
     return 0
 
 

@@ -3,7 +3,7 @@
 Each case of configs/planted/*.yaml slows one thing of a short training down, by a flag, by the files, by the
 cores it may use or by a function of --transforms. The run must name the stage that was slowed. Where the case has
 a change that takes the plant away, it is made, and the rate that was predicted is held against the measured one.
-FOLDER gets results.jsonl and results.md, a row a case.
+FOLDER gets results.jsonl, a row a case.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ class Planted(Settings):
     """Files of configs/planted, by name, separated by commas."""
     only: str = ""
     """Cases whose name has this word."""
-    part: str = "1/1"
-    """The first of so many equal parts of the cases, for programs that run beside each other: 2/3."""
     seconds: float = 5.0
     """Seconds of steady windows of a run."""
     change: bool = True
@@ -261,29 +259,6 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
     return row
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a table in Markdown."""
-    lines = [
-        "| case | named | share | img/s | the change | predicted | measured | off |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        named = row.get("failed") or (
-            row["named"] if row["right"] else f"**{row['named']}**, not {row['binds']}"
-        )
-        cells = [row["case"], named]
-        cells += [f"{row['share']:.0%}" if row.get("share") else ""]
-        cells += [f"{row['rate']:,.0f}" if row.get("rate") else ""]
-        if "off" in row:
-            between = f"{row['low']:,.0f} to {row['high']:,.0f}"
-            cells += [row["what"], f"{row['predicted']:,.0f} ({between})"]
-            cells += [f"{row['after']:,.0f}", f"{row['off']:+.0%}"]
-        else:
-            cells += [""] * 4
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Return 0; 1 where a case has failed or was named wrong, 2 for a user's mistake."""
     try:
@@ -300,10 +275,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     settings.output.mkdir(parents=True, exist_ok=True)
     rows = []
-    part, parts = map(int, settings.part.split("/"))
     for number, case in enumerate(cases):
-        if number % parts != part - 1:
-            continue
         if settings.only not in case["name"]:
             continue
         if case.get("ranks", 1) > max(torch.cuda.device_count(), 1):
@@ -313,7 +285,6 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(rows[-1]), flush=True)
         with (settings.output / "results.jsonl").open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
-        (settings.output / "results.md").write_text(table(rows), encoding="utf-8")
     return int(not all(row.get("right") and "failed" not in row for row in rows))
 
 

@@ -1,7 +1,7 @@
 """`python scripts/serve_example.py MODEL.onnx IMAGE ...`: what an exported classifier says of images.
 
-It needs onnxruntime, NumPy and Pillow, and nothing of this repository: copy it. The file has to have its
-preprocessing inside (scripts.export's default). The answers are those of train.py --predict.
+It needs onnxruntime, NumPy and Pillow, and nothing of this repository: copy it. The answers are those of
+train.py --predict.
 """
 
 import csv

@@ -9,17 +9,17 @@ as it is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import av
 import numpy as np
 
 from scripts import Parser
 from scripts._sets import in_processes, make, replacing, rng_of
 from scripts.demo_set import background
+from scripts.demo_videos import encode
 
 CLASS = "video"
 BITS = 0.065
@@ -34,7 +34,7 @@ class Kind:
     """The size, length and coding of the videos of a set."""
 
     frames: int = 300
-    height: int = 1080  # pixels; sides are multiples of 4
+    height: int = 1080  # pixels; sides are even
     width: int = 1920
     fps: int = 30
     gop: int = 60  # frames from one key frame to the next
@@ -55,10 +55,9 @@ def write(
     kind = kind or Kind()
     dest = dest.resolve()
     sides = kind.height, kind.width
-    if count < 1 or min(sides) < 16 or any(side % 4 for side in sides):
+    if count < 1 or min(sides) < 16 or any(side % 2 for side in sides):
         raise ValueError(
-            f"needs a video and sides that are multiples of 4, from 16 pixels on: got {count} of "
-            f"{kind}"
+            f"needs a video and even sides, from 16 pixels on: got {count} of {kind}"
         )
     stamp = {"count": count, **asdict(kind)}
     with replacing(dest, "video_set.json", stamp, ("train",)) as fresh:
@@ -66,7 +65,7 @@ def write(
             return False
         folder = fresh / "train" / CLASS
         folder.mkdir(parents=True)
-        code = partial(encode, folder, kind)
+        code = partial(draw, folder, kind)
         in_processes(
             code,
             range(count),
@@ -77,56 +76,32 @@ def write(
     return True
 
 
-def encode(folder: Path, kind: Kind, index: int) -> None:
+def draw(folder: Path, kind: Kind, index: int) -> None:
     """Write video number `index`."""
     rng = rng_of(0, index)
     height, width = kind.height, kind.width
     ground, _ = background(rng, height + height // 4, width + width // 4)
-    # Y, U and V at full size, of which U and V are thinned out; the view drifts by even steps, so that all
-    # three move alike
-    levels = (
-        ground.clip(0, 1)
-        @ np.array(
-            [[0.257, 0.504, 0.098], [-0.148, -0.291, 0.439], [0.439, -0.368, -0.071]]
-        ).T
-        * 255
-    ).astype(np.int16) + np.array([16, 128, 128], np.int16)
-    luma, chroma = levels[..., 0], levels[::2, ::2, 1:]
-    grain = rng.normal(0, 3, (GRAINS, height, width)).astype(np.int16)
-    steps = 2 * (
-        np.abs(np.cumsum(rng.integers(-2, 3, (kind.frames, 2)), axis=0))
-        % np.array([height // 8, width // 8])
+    levels = (ground * 255).astype(np.int16)
+    grain = rng.normal(0, 3, (GRAINS, height, width, 1)).astype(np.int16)
+    steps = np.cumsum(rng.integers(-4, 5, (kind.frames, 2)), axis=0)
+    places = np.abs(steps) % np.array([height // 4, width // 4])
+
+    def frames() -> Iterator[np.ndarray]:
+        for number, (top, left) in enumerate(places.tolist()):
+            view = levels[top : top + height, left : left + width]
+            yield (view + grain[number % GRAINS]).clip(0, 255).astype(np.uint8)
+
+    rate = round(BITS * height * width * kind.fps)
+    path = folder / f"{index:04d}.mp4"
+    encode(
+        path,
+        frames(),
+        (height, width),
+        fps=kind.fps,
+        gop=kind.gop,
+        b=str(rate),
+        sc_threshold="0",
     )
-    with av.open(str(folder / f"{index:04d}.mp4"), "w") as file:
-        stream = file.add_stream(
-            "libx264",
-            rate=kind.fps,
-            options={"preset": "veryfast", "sc_threshold": "0"},
-        )
-        stream.bit_rate = round(BITS * height * width * kind.fps)
-        stream.height = height
-        stream.width = width
-        stream.pix_fmt = "yuv420p"
-        stream.codec_context.gop_size = kind.gop
-        stream.codec_context.thread_count = 1
-        for number, (top, left) in enumerate(steps.tolist()):
-            shown = (
-                luma[top : top + height, left : left + width] + grain[number % GRAINS]
-            )
-            half = chroma[
-                top // 2 : (top + height) // 2, left // 2 : (left + width) // 2
-            ]
-            # axes: the rows of Y, then those of U and of V, two to a row of the array
-            planes = (
-                shown,
-                half[..., 0].reshape(height // 4, width),
-                half[..., 1].reshape(height // 4, width),
-            )
-            picture = np.concatenate(planes).clip(0, 255).astype(np.uint8)
-            file.mux(
-                stream.encode(av.VideoFrame.from_ndarray(picture, format="yuv420p"))
-            )
-        file.mux(stream.encode(None))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

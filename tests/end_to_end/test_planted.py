@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
+from scripts import planted
 from tests.end_to_end.runs import Runner, draw, summary
 from tests.end_to_end.test_rates import check_rates
 
@@ -57,16 +57,18 @@ def test_a_validation_that_takes_longer_than_training(
     assert (binds["side"], binds["stage"]) == ("pause", "validation")
 
 
-def test_large_photographs_are_bound_by_decoding(train: Runner, tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        folder = tmp_path / "large" / split / "one"
-        folder.mkdir(parents=True)
-        for number in range(16):
-            image = Image.radial_gradient("L").resize((2400, 1800)).convert("RGB")
-            image.save(folder / f"{number}.jpg")
-    more = "--crop-scale 0.8 1 --batch-size 4"
-    train(FLAGS, "--data large --output run", TRAINS, more).done()
-    assert summary(train.cwd / "run")["binds"]["stage"] == "decode"
+def test_a_case_that_fails_is_no_earlier_run(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = planted.Planted(data=pictures, output=tmp_path, change=False)
+    assert (planted.ROOT / f"configs/planted/{settings.cases}.yaml").exists()
+    folder = tmp_path / "runs/00"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    case = {"name": "a", "binds": ["read"], "flags": "--no-such-flag"}
+    assert planted.tried(case, 0, settings)["failed"] == "no summary"
+    monkeypatch.setattr(planted, "LIMIT_S", 0.1)
+    assert "longer than 0.1 s" in planted.tried(case, 0, settings)["failed"]
 
 
 def test_the_rank_that_is_late_is_named_with_its_stage(

@@ -174,7 +174,7 @@ def test_an_exported_file_answers_as_predict_does(
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
     assert export.main(["run/last.pt"]) == 0
     assert "over 16 images: " in capsys.readouterr().out
-    pt2 = ["run/last.pt", "--format", "pt2", "--preprocessing", "beside", "--output"]
+    pt2 = ["run/last.pt", "--format", "pt2", "--output"]
     # a disk with room for 8 KiB of the file; in a process of its own, which PyTorch's own writer would end
     limits = {"RLIMIT_FSIZE": 8192}
     ended = home.python("-m", "scripts.export", *pt2, "full/model.pt2", limits=limits)

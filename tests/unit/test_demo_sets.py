@@ -37,7 +37,7 @@ def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["set", "coco", "superres", "textures", "videos"])
+@pytest.mark.parametrize("name", ["set", "coco", "superres", "videos"])
 def test_bytes_depend_on_neither_processes_nor_counts_and_no_two_files_are_alike(
     name: str, tmp_path: Path
 ) -> None:

@@ -1,12 +1,14 @@
-"""scripts.imagenet: the archives of ILSVRC2012, and Kaggle's folders, read where they lie."""
+"""scripts.imagenet: the archives of ILSVRC2012, and Kaggle's folders."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from pathlib import Path
 
 import pytest
+from torchvision.datasets import imagenet as torchvisions
 
 from scripts import imagenet
 from tests.conformance import scenes
@@ -23,18 +25,15 @@ VAL = {
     f"{CLASSES[1 - place]}/ILSVRC2012_val_{place + 1:08d}.JPEG": content
     for place, content in enumerate(IMAGES[4:])
 }
-DAMAGED = f"{CLASSES[0]}/{CLASSES[0]}_8.JPEG"
-SYNSETS = "\n".join(CLASSES[::-1]).encode()
+OF_NO_CLASS = {name[10:]: content for name, content in VAL.items()}
 
 
 def tar(files: dict[str, bytes], mode: str = "w") -> bytes:
-    """Return a tar of files; one without bytes is a link."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
-            member.type = tarfile.REGTYPE if content else tarfile.SYMTYPE
             archive.addfile(member, io.BytesIO(content))
     return made.getvalue()
 
@@ -42,119 +41,68 @@ def tar(files: dict[str, bytes], mode: str = "w") -> bytes:
 def devkit() -> bytes:
     matlab = pytest.importorskip("scipy.io")
     numpy = pytest.importorskip("numpy")
-    synsets = numpy.zeros(3, [("ILSVRC2012_ID", object), ("WNID", object)])
-    synsets["ILSVRC2012_ID"] = [1, 2, 3]
-    synsets["WNID"] = [*CLASSES[::-1], "n99999999"]
+    names = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children")
+    synsets = numpy.zeros(3, [(name, object) for name in names])
+    for place, wnid in enumerate([*CLASSES[::-1], "n99999999"]):
+        synsets[place] = (place + 1, wnid, "a, b", "c", int(place == 2))
     made = io.BytesIO()
     matlab.savemat(made, {"synsets": synsets})
-    files = {
-        "meta.mat": made.getvalue(),
-        "ILSVRC2012_validation_ground_truth.txt": b"1\n2\n",
-    }
     data = "ILSVRC2012_devkit_t12/data"
-    return tar({f"{data}/{name}": files[name] for name in files}, "w:gz")
+    truth = f"{data}/ILSVRC2012_validation_ground_truth.txt"
+    return tar({f"{data}/meta.mat": made.getvalue(), truth: b"1\n2\n"}, "w:gz")
 
 
-def published(folder: Path, truth: str, more: dict[str, bytes]) -> Path:
-    """Write archives, or Kaggle's folders, with more images of train."""
-    train = TRAIN | more
-    val = {name[10:]: content for name, content in VAL.items()}
-    if truth == "kaggle":
-        lines = [f"{name[10:-5]},{name[:9]} 1 2 3 4 {name[:9]} 5 6 7 8" for name in VAL]
-        solution = "\n".join(["ImageId,PredictionString", *lines])
-        files = {f"train/{name}": content for name, content in train.items()}
-        files |= {f"val/{name}": content for name, content in val.items()}
-        files = {f"{imagenet.KAGGLE}/{name}": files[name] for name in files}
-        return fill(folder, files | {imagenet.SOLUTION: solution.encode()})
+def archives() -> dict[str, bytes]:
     inner = {
-        f"{wnid}.tar": tar(
-            {name[10:]: train[name] for name in train if name[:9] == wnid}
-        )
+        f"{wnid}.tar": tar({n[10:]: TRAIN[n] for n in TRAIN if n[:9] == wnid})
         for wnid in CLASSES
     }
-    known = {imagenet.SYNSETS: SYNSETS}
-    if truth == "devkit":
-        known = {imagenet.DEVKIT: devkit()}
-    archives = {"train": tar(inner), "val": tar(val)}
-    files = {imagenet.ARCHIVE.format(split): archives[split] for split in archives}
-    return fill(folder, files | known)
+    contents = (devkit(), tar(inner), tar(OF_NO_CLASS))
+    names = (f"ILSVRC2012_{name}" for name in imagenet.ARCHIVES)
+    return dict(zip(names, contents, strict=True))
 
 
-def run(folder: Path, *more: str) -> int:
-    target = str(folder.parent / "to")
-    cache = str(folder.parent / "cache")
-    return imagenet.main(
-        [target, "--from", str(folder), "--manifest-dir", cache, *more]
-    )
+def of_kaggle() -> dict[str, bytes]:
+    lines = [f"{name[10:-5]},{name[:9]} 1 2 3 4 {name[:9]} 5 6 7 8" for name in VAL]
+    solution = "\n".join(["ImageId,PredictionString", *lines])
+    files = {f"train/{name}": content for name, content in TRAIN.items()}
+    files |= {f"val/{name}": content for name, content in OF_NO_CLASS.items()}
+    files = {f"{imagenet.KAGGLE}/{name}": files[name] for name in files}
+    return files | {imagenet.SOLUTION: solution.encode()}
 
 
-@pytest.mark.parametrize(
-    ("truth", "form", "more"),
-    [
-        ("devkit", "folder", {}),
-        (
-            "synsets",
-            "tar",
-            {DAMAGED: b"<html>", f"{CLASSES[0]}/{CLASSES[0]}_9.JPEG": b""},
-        ),
-        ("kaggle", "folder", {DAMAGED: b"<html>"}),
-    ],
-    ids=["devkit", "synsets", "kaggle"],
-)
-def test_all_forms_give_the_same_images(
-    truth: str,
-    form: str,
-    more: dict[str, bytes],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("files", [archives, of_kaggle])
+def test_both_forms_give_the_same_images(
+    files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left out, damaged or a link, is counted and named."""
-    folder = published(tmp_path / "published", truth, more)
-    assert run(folder, "--format", form, "--any-count", "true") == 0
-    output = "".join(capsys.readouterr()).splitlines()
-    lines = [line for line in output if "left out" in line]
-    assert len(lines) == bool(more)
-    for line in lines:
-        assert f"train: {len(more)} left out" in line
-        rejected = Path(line.partition("named in ")[2]).read_text()
-        assert all(name in rejected for name in more)
+    published = files()
+    folder = fill(tmp_path / "published", published)
+    kinds = ("devkit", "train", "val")
+    digests = {
+        kind: (name, hashlib.md5(published[name]).hexdigest())
+        for kind, name in zip(kinds, published, strict=False)
+        if files is archives
+    }
+    monkeypatch.setattr(torchvisions, "ARCHIVE_META", digests)
+    assert imagenet.main([str(tmp_path / "to"), "--from", str(folder)]) == 0
     for split, expected in (("train", TRAIN), ("val", VAL)):
         found = opened(tmp_path / "to")[split]
         columns = found.columns
+        names = [columns.entry(sample).decode() for sample in range(len(columns))]
+        images = map(found.source.read, range(len(columns)))
         assert columns.classes == CLASSES
-        images = {
-            columns.entry(sample).decode(): found.source.read(sample)
-            for sample in range(len(columns))
-        }
-        assert images == expected
-        assert [CLASSES[label] for label in columns.label] == [
-            name[:9] for name in images
-        ]
+        assert dict(zip(names, images, strict=True)) == expected
+        labels = [CLASSES[label] for label in columns.label]
+        assert labels == [name[:9] for name in names]
 
 
-def test_counts_and_names_are_checked(
+def test_archives_that_are_missing_or_others_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    odd = f"{CLASSES[0]}/{CLASSES[1]}_7.JPEG"
-    for truth, more, flags, said in (
-        (
-            "kaggle",
-            {},
-            (),
-            "train has 4 images of 2 classes, and 0 that cannot be read",
-        ),
-        ("synsets", {odd: IMAGES[0]}, ("--any-count", "true"), "is no image of ILSVRC"),
-    ):
-        folder = published(tmp_path / truth, truth, more)
-        assert run(folder, *flags) == 2
-        assert said in capsys.readouterr().err
-    (folder / imagenet.SYNSETS).write_bytes(SYNSETS[:9])
-    inner = tar({f"{CLASSES[0]}_0.JPEG": IMAGES[0]})
-    archive = folder / imagenet.ARCHIVE.format("train")
-    archive.write_bytes(tar({f"{CLASSES[0]}.tar": inner}))
-    assert run(folder, "--any-count", "true") == 2
-    assert "does not say the class of" in capsys.readouterr().err
-    (folder / imagenet.SYNSETS).unlink()
-    assert run(folder, "--any-count", "true") == 2
-    assert "which say the classes of val" in capsys.readouterr().err
-    assert not (tmp_path / "to").exists()
+    folder = fill(tmp_path / "published", archives())
+    words = [str(tmp_path / "to"), "--from", str(folder)]
+    for said in ("corrupted", "img_train.tar is missing"):
+        assert imagenet.main(words) == 2
+        assert said in capsys.readouterr().err.splitlines()[-1]
+        assert not (tmp_path / "to").exists()
+        (folder / "ILSVRC2012_img_train.tar").unlink(missing_ok=True)

@@ -149,9 +149,7 @@ def test_all_programs_are_found() -> None:
     "line",
     [
         "python train.py --data D --bach-size 8",
-        "torchrun --nproc-per-node 2 train.py --config configs/gone.yaml",
         'L="python -m scripts.bench loader --gpus two"',
-        "python -m scripts.published lists --tables readers -- --line 3",
         "python -m scripts.link_set A B --number 3",
     ],
 )

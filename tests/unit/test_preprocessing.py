@@ -67,6 +67,6 @@ def test_a_file_that_computes_something_else_is_seen() -> None:
         logits: np.ndarray = whole(torch.from_numpy(batch)).numpy()
         return logits + 0.25
 
-    count, largest, scale = export.compared(wrong, whole, iter(images), inside=True)
+    count, largest, scale = export.compared(wrong, whole, iter(images))
     assert count == 3 and scale == pytest.approx(1.0)
     assert largest == pytest.approx(0.25)

@@ -1,66 +1,14 @@
-"""Ctrl-C while one of `python -m scripts.NAME` begins."""
+"""Programs of scripts/: Ctrl-C, and URLs that they do not take."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import Runner
-
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize(
-    ("before", "behind", "code", "out"),
-    [
-        ("", "", 130, ""),
-        (
-            "",
-            "main = print",
-            0,
-            "",
-        ),  # behind the imports it is KeyboardInterrupt, for the program to catch
-        # a shell starts what is behind its & so
-        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", "", 0, "on\n"),
-    ],
-    ids=["importing", "imported", "ignored"],
-)
-def test_ctrl_c_while_imports_run_says_nothing(
-    before: str, behind: str, code: int, out: str
-) -> None:
-    program = f"""
-import os, signal, sys
-{before}
-sys.argv = ['-m']  # as it is while `python -m` imports the package
-import scripts
-{behind}
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-    print('on')
-except KeyboardInterrupt:
-    pass
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (code, out, "")
-
-
-def test_who_imports_a_program_keeps_its_signals(runner: Runner) -> None:
-    code = (
-        "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.bench; "
-        "assert s.getsignal(s.SIGINT) is kept"
-    )
-    runner.python("-c", code).done()
 
 
 @pytest.mark.parametrize(

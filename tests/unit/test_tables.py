@@ -1,4 +1,4 @@
-"""What asks the tables of sources, tasks and loaders: a run, an own loop, the suites, the doctor, --help."""
+"""What asks the tables of sources, tasks and loaders: a run, an own loop, the suites, --help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from contracts import UserError
 from dataset.open import Content, are_files, open_split
 from dataset.stores import SOURCES
 from loaders import LOADERS
-from scripts import _probes
 from settings.config import build, parse
 from tasks import TASKS, tables
 from tests.conformance import toy
@@ -24,7 +23,6 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from dataset.stores import SOURCES
-from scripts import _probes
 from tasks import TASKS, tables
 from tests.conformance import toy
 SOURCES["toy"] = "tests.conformance.toy"
@@ -98,8 +96,6 @@ def test_suites_of_files_refuse_what_is_none(toy_source: None, tmp_path: Path) -
         UserError, match="has no train/ folder; it must be a folder with train/<class>"
     ):
         require_data(str(data), ["torchvision"], config=build({"source": "folder"}))
-    row = _probes.reading(data)
-    assert (row.state, row.found) == ("ok", "train is read as toy: not timed")
 
 
 def test_suites_of_loaders_ask_the_task() -> None:
