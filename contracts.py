@@ -61,10 +61,6 @@ class UserError(Exception):
         return one_line(super().__str__(), LONGEST_MISTAKE)
 
 
-class FaultyPlan(ValueError):
-    """A plan has drawn rows that no loader can follow, an error of its code; says plan, field and row."""
-
-
 class NotFinite(Exception):
     """The loss stopped being a number; names the step and the samples. Exit code 3."""
 

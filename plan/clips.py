@@ -184,10 +184,6 @@ class ClipPlan(EpochPlan):
     def stored(self) -> tuple[Array, Array]:
         return self.columns.height, self.columns.width
 
-    @property
-    def segments(self) -> tuple[Array, Array]:
-        return self.columns.first, self.columns.frames
-
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         policy = self.policy
         heights, widths = (np.asarray(column[ids]) for column in self.stored)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Fetch, Rows, UserError
-from plan import bundles, checks, order
+from plan import bundles, order
 from plan.balance import Balance
 from plan.draws import Purpose, bits, key
 from plan.lazy import Lazy
@@ -115,11 +115,6 @@ class EpochPlan(ABC):
         """
 
     @property
-    def segments(self) -> tuple[Array, Array] | None:
-        """Return the first frame of each sample in its video, and how many it has, [n]; None of images."""
-        return None
-
-    @property
     def together(self) -> int:
         """Return how many micro-batches are drawn at once."""
         return max(bundles.ROWS // self.batch_size, 1)
@@ -194,8 +189,7 @@ class EpochPlan(ABC):
     ) -> Rows:
         """Return the rows of any items, padded with id -1 to `count`, or to the batch size.
 
-        `coming` are items that will be drawn next. Raises FaultyPlan: here alone are rows made, and so here
-        are they checked.
+        `coming` are items that will be drawn next. Here alone are rows made.
         """
         real = len(items)
         count = count or self.batch_size
@@ -203,8 +197,6 @@ class EpochPlan(ABC):
         last = items[-1] if real else 0
         items = np.concatenate([items, np.full(count - real, last)])
         ids, views = np.divmod(items, self.views)
-        # before `frame`, which reads columns at these
-        checks.require_ids(self, ids[:real])
         if self.fetch is not None:
             self.fetch(ids[:real], coming // self.views)
         framed = self.frame(epoch, ids, views)
@@ -215,9 +207,7 @@ class EpochPlan(ABC):
         valid = np.arange(count) < real
         sizes = np.full((count, 2), self.image_size, np.int64)
         framed = {"sizes": sizes, **framed}
-        rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **framed)
-        checks.require_sound(self, rows, ids)
-        return rows
+        return Rows(ids=np.where(valid, ids, -1), valid=valid, **framed)
 
 
 class _EpochRows(Lazy):

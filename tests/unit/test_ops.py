@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders._ops import distort, operated
+from loaders._ops import OPERATIONS, distort, operated
 from plan import ops
 from plan.ops import (
     PERMUTATIONS,
@@ -19,6 +19,10 @@ from plan.ops import (
 
 NAMES = ["brightness", "contrast", "contrast_first", "saturation", "hue", "permutation"]
 NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
+
+
+def test_every_operation_can_be_done() -> None:
+    assert OPERATIONS.keys() == {*Op} and 0 not in OPERATIONS
 
 
 def numbers(**said: float) -> Any:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from contracts import Rows, UserError
+from dataset.synthetic import NoBytes
+from loaders import open_loader
 from models import Native
 from models.classification import MEAN, STD
 from plan.augment import Augment, Jitter
@@ -82,6 +85,14 @@ def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
     assert "\n" not in str(caught.value)
     ImagePolicy(window="stretch", image_size=224, resize=200)  # does not read it
     ImagePolicy(window="center", image_size=224, resize=224)
+
+
+def test_opening_refuses_a_plan_without_a_batch() -> None:
+    """Else a loop of one's own would pass over nothing, and end well."""
+    none = plan(30, batch_size=31)
+    feed: Any = SimpleNamespace(plan=none, source=NoBytes(30), transforms=None)
+    with pytest.raises(UserError, match="no batch: a step takes 31 samples"):
+        open_loader("synthetic", feed)
 
 
 JITTERED = ImagePolicy(
