@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -13,10 +15,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from contracts import Split
+from contracts import Split, UserError
 from dataset.open import are_files, open_splits
 from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
+from dataset.stores.mirror import mirrored
 from loaders._read_retry import read
 from scripts import pack
 from settings.config import build
@@ -151,20 +154,9 @@ def test_keys_of_a_bucket_have_any_letter(pets: type[Bucket], tmp_path: Path) ->
 
 
 def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> None:
-    """Its shards.txt say what there is; where there are none the line names the rights."""
     pets.lists = False
     said = refused(lambda: opened("s3://pets/set", tmp_path))
     assert "access is denied (PermissionError); give credentials with the" in said
-    assert "train/shards.txt says what there is" in said
-    for place, key in enumerate([*pets.objects]):
-        folder = key.rpartition("/a?#b")[0]
-        pets.objects[f"{folder}/{place}.tar"] = pets.objects.pop(key)
-    for split in ("train", "val"):
-        names = [key for key in pets.objects if f"/{split}/" in key]
-        lines = "".join(f"{name.rpartition('/')[2]}\n" for name in names)
-        pets.objects[f"pets/set/{split}/shards.txt"] = lines.encode()
-    source = opened("s3://pets/set", tmp_path)["train"].source
-    assert sorted(all_read(source)) == sorted(FILES.values())
 
 
 class Answered(Exception):
@@ -378,3 +370,56 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     assert again.get(b"a", lambda: b"1" * 100) == b"1" * 100 and size() == 104
     (tmp_path / "file").write_bytes(b"")
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
+
+
+def test_the_folder_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure is tried again; an upload that fails is made up for by the next."""
+    there, here = tmp_path / "bucket/run", tmp_path / "here"
+    for name in (".hidden", "a/.hidden"):  # none is a run's file
+        fill(there, {name: b""})
+    url = f"file://{there}"
+    last = fill(here, {"last.pt": b"first"}) / "last.pt"
+    system = type(remote._system(url))
+    put = system.put_file
+    faults: list[int] = []
+
+    def faulty(*places: Any, **how: Any) -> Any:
+        if faults:
+            raise OSError(faults.pop(), "Input/output error")
+        return put(*places, **how)
+
+    monkeypatch.setattr(system, "put_file", faulty)
+    monkeypatch.setattr(remote, "apart", lambda work, item: work(item))
+    with mirrored(url, here, resuming=False) as upload:
+        assert upload
+        faults += [5, 5]
+        upload()
+        assert not faults and (there / "last.pt").read_bytes() == b"first"
+        last.write_bytes(b"second")
+        faults += [5] * 1000
+        with pytest.raises(UserError, match=rf"^--output {url} cannot be written: "):
+            upload()
+        assert (there / "last.pt").read_bytes() == b"first"
+        faults.clear()
+    with mirrored(url, tmp_path / "other", resuming=True):
+        assert (tmp_path / "other/last.pt").read_bytes() == b"second"
+        assert [path.name for path in (tmp_path / "other").iterdir()] == ["last.pt"]
+    # the upload of this one has failed, in an earlier part of the run
+    last.write_bytes(b"newer")
+    later = time.time() + 60
+    os.utime(last, (later, later))
+    with (
+        pytest.warns(UserWarning, match="here has newer files"),
+        mirrored(url, here, resuming=True),
+    ):
+        assert last.read_bytes() == b"newer"
+    assert (there / "last.pt").read_bytes() == b"newer"
+    os.utime(last, (0, 0))
+    fill(there, {"last.pt": b"of another host"})
+    with mirrored(url, here, resuming=True):
+        assert last.read_bytes() == b"of another host"
+    with (
+        pytest.raises(UserError, match="holds a run; continue it with --resume auto"),
+        mirrored(url, tmp_path / "third", resuming=False),
+    ):
+        pass
