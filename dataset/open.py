@@ -24,9 +24,8 @@ from dataset.scan.file_tree import is_folder
 from dataset.stores import choose_source, source_named, what_holds
 from dataset.stores.bucket import local
 from dataset.stores.folder import Folder
-from dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
+from dataset.stores.read_ahead import read_ahead, told_of_latency
 from dataset.synthetic import synthetic
-from system.resources import memory_bytes
 
 Content = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
@@ -173,7 +172,7 @@ def open_splits(
         for name, open_it in openers.items():
             with console.counting(name) as progress:
                 split = open_it(classes=classes, progress=progress, **how)
-            _set_reads(name, split, settings, read_threads, content, console)
+            _set_reads(name, split, settings, read_threads, console)
             _tell(name, split, settings, content, console, classes)
             classes = split.columns.classes
             splits[name] = split
@@ -221,25 +220,12 @@ def _set_reads(
     split: Split,
     settings: DataSettings,
     threads: int | None,
-    content: Content,
     console: Console,
 ) -> None:
     """Say how a split is read, and what that costs."""
     far = read_ahead(split.source, threads, settings.cache_dir, settings.cache_gib)
-    if name != "train":
-        return
-    if far:
+    if far and name == "train":
         console.info(told_of_latency(split.source))
-    if content != "videos":
-        size = int(split.columns.size.sum())
-        line = told_of_size(
-            size,
-            len(split.columns),
-            memory_bytes(),
-            far=far and not settings.cache_dir,
-        )
-        if line:
-            console.info(f"train: {line}")
 
 
 def _tell(

@@ -169,7 +169,7 @@ def open_folder(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         file_tree.remember(visits, os.fsencode(real))
-        labels = file_tree.labels(real, classes, visits, rejects)
+        labels = file_tree.labels(real, classes, rejects)
         file_tree.list_files(real, labels, made, visits, rejects, say)
         return labels
 

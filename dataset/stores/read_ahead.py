@@ -34,22 +34,6 @@ def read_ahead(
     return far
 
 
-def told_of_size(
-    read_bytes: int, samples: int, memory: int, *, far: bool = False
-) -> str:
-    """Return a line where data of so many bytes do not fit the memory, so that no epoch finds them there.
-
-    "" where they do. `far`: they come from servers.
-    """
-    if not samples or read_bytes <= memory:
-        return ""
-    needed = 1000 * read_bytes / samples / 2**20
-    return (
-        f"the set is {read_bytes / 2**30:,.0f} GiB, memory {memory / 2**30:,.0f}: every epoch reads the "
-        f"{'servers' if far else 'disk'}, and 1,000 images/s need {needed:,.0f} MiB/s of it"
-    )
-
-
 def told_of_latency(source: Any) -> str:
     """Return a line that says how fast reads from far away can be. Raises UserError and OSError."""
     latency_s = remote.apart(_latency_s, source)

@@ -90,7 +90,6 @@ def test_what_the_cache_leaves(tmp_path: Path) -> None:
 
 
 def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> None:
-    """One name with the same bytes and label is one file, a sample a row."""
     data = tmp_path / "data"
     rows: list[Row] = [
         (ONE, "a.jpg", 1),
@@ -113,16 +112,6 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
         "0.arrow:row 5\tno label in the column label",
     ]
     assert split.source.name(2).endswith("/train/0.arrow:000000003")
-    shard(tmp_path, [(ONE, "a.jpg", 1), (TWO, "b.jpg", 0), (ONE, "a.jpg", 1)])
-    columns = opened(data).columns
-    assert [
-        (columns.entry(row), columns.classes[columns.label[row]]) for row in range(3)
-    ] == [(b"a.jpg", "ant"), (b"a.jpg", "ant"), (b"b.jpg", "cat")]
-    shard(tmp_path, [(ONE, "a.jpg", 1), (ONE, "a.jpg", 0)])
-    assert samples(opened(data)) == {
-        "0.arrow/000000000": ("ant", ONE),
-        "0.arrow/000000001": ("cat", ONE),
-    }
     shard(tmp_path, [*ROWS, (None, "/d/x.jpg", 0)])
     assert "0.arrow:row 3 has a path, /d/x.jpg, and no bytes" in refused(
         lambda: opened(data)
