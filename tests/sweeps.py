@@ -29,15 +29,8 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
-    **{
-        f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd"
-        for name in ("flip", "lsj", "ssdlite")
-    },
+    f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-flip]": "lsj and ssd",
     f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-fed-*]": "dali-cpu, by the same pipeline",
-    **{
-        f"{CONFORMANCE}places.py::test_every_row*[dali-fed-{name}]": "all, and dali-cpu by the same pipeline"
-        for name in ("sizes", "canvas", "places", "turned", "colour")
-    },
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
     f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",

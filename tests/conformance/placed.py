@@ -1,4 +1,4 @@
-"""Images of different sizes at places of a canvas: a plan and its reference.
+"""Images of different sizes at places of a canvas: their reference.
 
 The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into
 the place, mirror, distort, normalise; 0 everywhere else.
@@ -7,9 +7,8 @@ the place, mirror, distort, normalise; 0 everywhere else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,151 +17,9 @@ from PIL import Image
 from contracts import Array, Batch, Feed, Rows
 from loaders._ops import distort
 from loaders._postprocess import DTYPES
-from plan import geometry, ops
 from tests.conformance import pictures
 from tests.conformance.looking import difference
 from tests.conformance.scenes import Open, Scene
-
-SIZES = ((40, 56), (56, 40), (64, 64), (33, 61), (24, 24))
-STEP = 16
-"""Sides of a canvas are multiples of it."""
-LEAST = 9
-"""Sides of a place, pixels, at least."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacedPlan:
-    """contracts.Plan: every sample in the order of its number, later ones first in odd epochs; the last batch
-    is padded.
-
-    sizes    outputs of several sizes, padded to the largest of the batch
-    canvas   the same, padded to multiples of STEP
-    places   outputs of one size, of which the image fills a part
-    colour   the same, with distorted colours
-    turned   outputs of several sizes and places, in all eight turns
-    all      of all this at once
-    """
-
-    heights: Array
-    widths: Array
-    kind: str
-    batch_size: int = 5
-
-    image_size: int = 64
-    sample_shape: tuple[int, ...] = (3, 64, 64)
-    filled: bool = False
-    same_frames: int = 1
-    upscale: int = 0
-
-    @property
-    def samples(self) -> int:
-        return len(self.heights)
-
-    @property
-    def global_batch_size(self) -> int:
-        return self.batch_size
-
-    @property
-    def resident(self) -> int:
-        return 1 if self.kind in ("places", "colour") else 8
-
-    @property
-    def operates(self) -> bool:
-        return self.kind in ("colour", "all")
-
-    @property
-    def transposes(self) -> bool:
-        return self.kind in ("turned", "all")
-
-    def steps(self, first: int = 0) -> int:
-        return -(-(self.samples - first) // self.batch_size)
-
-    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
-        ordered = np.arange(self.samples)[:: -1 if epoch % 2 else 1][first:]
-        return [
-            self._batch(epoch, ordered[at : at + self.batch_size])
-            for at in range(0, len(ordered), self.batch_size)
-        ]
-
-    def _batch(self, epoch: int, ids: Array) -> Rows:
-        real = len(ids)
-        ids = np.concatenate([ids, np.full(self.batch_size - real, ids[0])])
-        made = [self._row(epoch, int(sample)) for sample in ids]
-        regions, windows, sizes, places = (
-            np.array(column) for column in zip(*made, strict=True)
-        )
-        valid = np.arange(len(ids)) < real
-        height, width = -(-sizes.max(axis=0) // STEP) * STEP
-        return Rows(
-            ids=np.where(valid, ids, -1),
-            regions=regions.astype(np.int64),
-            windows=windows.astype(np.float64),
-            sizes=sizes.astype(np.int64),
-            turns=(
-                (ids + epoch + 1) % (geometry.TURNS if self.transposes else 2)
-            ).astype(np.uint8),
-            valid=valid,
-            places=None
-            if self.kind in ("sizes", "canvas")
-            else places.astype(np.int64),
-            canvas=(int(height), int(width))
-            if self.kind in ("canvas", "all")
-            else None,
-            ops=self._ops(epoch, ids) if self.operates else None,
-        )
-
-    def _ops(self, epoch: int, ids: Array) -> Array:
-        """A third of the rows has none; of kind `all` the others have one in either of two slots."""
-        drawn = ops.alone(ops.Op.DISTORT, ops.distortions(5, epoch, ids))
-        slots = (
-            [(ids + epoch) % 3 == slot for slot in range(2)]
-            if self.kind == "all"
-            else [ids % 3 > 0]
-        )
-        return np.concatenate(
-            [np.where(has[:, None, None], drawn, 0) for has in slots], axis=1
-        )
-
-    def _row(
-        self, epoch: int, sample: int
-    ) -> tuple[Array, Array, tuple[int, int], Array]:
-        """Region, window, size of the output, place: each third sample is a whole image, others a part."""
-        draws = np.random.default_rng([epoch, sample])
-        limit = np.array([self.widths[sample], self.heights[sample]])
-        size = (
-            (64, 64) if self.resident == 1 else SIZES[int(draws.integers(len(SIZES)))]
-        )
-        place = np.array([0, 0, size[1], size[0]])
-        if sample % 4:  # one in four fills its output
-            sides = draws.integers(LEAST, place[2:] + 1)
-            corner = draws.integers(0, place[2:] - sides + 1)
-            place = np.concatenate([corner, corner + sides])
-        if sample % 3 == 0:
-            return np.array([0, 0, *limit]), np.array([0, 0, *limit]), size, place
-        low = draws.integers(0, limit // 3)
-        high = limit - draws.integers(0, limit // 3)
-        # a fractional window, or all of the region
-        inside = draws.random(4) * 0.2 if sample % 3 == 1 else np.zeros(4)
-        sides = np.tile(high - low, 2)
-        window = (
-            np.array([0, 0, 1, 1]) * sides + np.array([1, 1, -1, -1]) * inside * sides
-        )
-        return np.concatenate([low, high]), window, size, place
-
-
-KINDS = ("sizes", "canvas", "places", "colour", "turned", "all")
-
-
-def feed_of(scene: Scene, kind: str, device: torch.device, **changes: Any) -> Feed:
-    plan = PlacedPlan(
-        heights=np.asarray(scene.manifest.height),
-        widths=np.asarray(scene.manifest.width),
-        kind=kind,
-    )
-    return replace(
-        scene.feed(device, batch_size=plan.batch_size),
-        **{"plan": plan, "targets": packed, **changes},
-    )
 
 
 def packed(rows: Rows) -> dict[str, Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,24 +196,6 @@ def test_what_is_not_whole_is_refused_at_the_start(
     path.write_bytes(change(path.read_bytes()))
     said = refused(lambda: opened(tmp_path / "data"))
     assert f"{path} is damaged, cut short, or still being written: " in said
-
-
-def test_a_shard_that_changes_is_refused_by_name_and_read_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Readers need no pyarrow, so that there is nothing of it to open behind a fork."""
-    data = tmp_path / "data"
-    shard(tmp_path)
-    before = opened(data)
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "pyarrow", None)
-        assert before.source.read(0) == TWO
-        assert "pip install pyarrow" in refused(lambda: opened(data))
-    shard(tmp_path, [(FOUR, "d.jpg", 0)])
-    assert "0.arrow:b.jpg: its shard has changed" in refused(
-        lambda: before.source.read(1)
-    )
-    assert samples(opened(data)) == {"d.jpg": ("cat", FOUR)}
 
 
 def test_columns_are_told_apart(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ import pytest
 from contracts import Rows, UserError
 from loaders.videos._pool import Pool
 from loaders.videos._scheduler import (
-    EARLY,
-    RECENT,
     Deal,
     Pace,
     Unit,
@@ -46,18 +44,6 @@ def everything(deal: Deal) -> list[tuple[Rows, Unit]]:
     while (unit := deal.unit()) is not None:
         found.append(unit)
     return found
-
-
-def test_rates_follow_what_is_measured() -> None:
-    """15 workers of 50 ms and 14 threads of 20 ms do 300 and 700 units a second."""
-    pace = Pace(workers=15, threads=14)
-    for unit in range(6 * RECENT):
-        pace.learn("worker", 0.04 + 0.02 * (unit % 2))
-        pace.learn("thread", 0.015 + 0.01 * (unit % 2))
-    assert pace.rate("worker") == pytest.approx(300, rel=0.02)
-    assert pace.rate("thread") == pytest.approx(700, rel=0.02)
-    assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02)
-    assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
 
 
 class Even(Pace):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from settings.augmentation import AugmentationSettings
 from settings.detection import Detection
 from tasks._plans import detection_policies
 from tests.conformance.plans import SHORT_SIDES, boxed
-from tests.unit.annotated import coco_like, columns
+from tests.unit.annotated import columns
 
 GREY = (0.5, 0.5, 0.5)
 FLIP = DetectionPolicy(augment="flip", size=800, longer=1333, flip=0.5)
@@ -72,34 +70,19 @@ def test_training_rows_are_the_grouped_order(keep_empty: bool) -> None:
     )
 
 
-def test_validation_is_by_size() -> None:
-    val = plan(61, policy=replace(FLIP, flip=0.0), training=False, batch_size=61)
-    sizes = val.rows(0, 0)[0].sizes.tolist()
-    assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), (
-        "upright ones last"
-    )
-
-
-@pytest.fixture(scope="module")
-def coco() -> SimpleNamespace:
-    return coco_like(16_000)
-
-
-def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
-    for policy in (FLIP, MULTISCALE):
-        here = DetectionPlan.of(coco, policy, seed=1, batch_size=3)
-        assert here.sample_shape == (3, 1344, 1344) and here.image_size == 1344
-    for policy in (LSJ, replace(LSJ, size=1000)):
-        here = DetectionPlan.of(coco, policy, seed=1, batch_size=3)
-        assert here.sample_shape == (3, 1024, 1024)
-    ssd = DetectionPlan.of(coco, SSD, seed=1, batch_size=3)
-    assert ssd.sample_shape == (3, 300, 300) and ssd.resident == 1
-    landscapes = columns([(480, 640), (400, 640)], [[(0.0, 0.0, 9.0, 9.0)]] * 2)
-    assert DetectionPlan.of(landscapes, FLIP, seed=1, batch_size=1).sample_shape == (
-        3,
-        800,
-        1280,
-    )
+def test_the_largest_shape_holds_every_batch() -> None:
+    box = [(0.0, 0.0, 9.0, 9.0)]
+    both = columns([(360, 640), (640, 360)], [box] * 2)
+    landscapes = columns([(480, 640), (400, 640)], [box] * 2)
+    for source, policy, shape in (
+        (both, FLIP, (1344, 1344)),
+        (both, MULTISCALE, (1344, 1344)),
+        (both, replace(LSJ, size=1000), (1024, 1024)),
+        (both, SSD, (300, 300)),
+        (landscapes, FLIP, (800, 1280)),
+    ):
+        here = DetectionPlan.of(source, policy, seed=1, batch_size=1)
+        assert here.sample_shape == (3, *shape) and here.image_size == max(shape)
 
 
 def test_policies_read_their_settings() -> None:

@@ -115,8 +115,6 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "train.csv is empty; a line is 'path label'"),
-        ("a.jpg,0\nb.jpg\nc.jpg,1", "train.csv line 2 is 'b.jpg'; a line is 'path la"),
         ("a.jpg 0", "train.csv; left out: 1, first "),
         ("other/2.jpg,eel", "'eel', which is none of the 2 classes of the training"),
     ],
@@ -131,9 +129,3 @@ def test_two_lists_of_a_split(data: Path) -> None:
     (data / "train.tsv").write_text("other/2.jpg\t0")
     said = "train.csv and train.tsv are both lists of train; remove one"
     assert said in refused(lambda: opened(data, "other/2.jpg 0"))
-
-
-def test_classes_of_validation_are_those_of_training(data: Path) -> None:
-    split = opened(data, "other/2.jpg dog\n", classes=("cat", "dog"))
-    assert split.columns.label.tolist() == [1]
-    assert split.columns.classes == ("cat", "dog")

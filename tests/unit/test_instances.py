@@ -29,28 +29,14 @@ def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data", splits={"train2017": 4})
 
 
-def test_annotations_of_an_image(data: Path) -> None:
-    found = opened(data)
-    ends = [0, 3, 7, 10, 10]
-    expected = [*map(slice, ends, ends[1:])]
-    assert [found.annotations(sample) for sample in range(4)] == expected
-    assert found.with_boxes.tolist() == [0, 1, 2] and found.with_boxes.dtype == np.int64
-    for sample in (-1, 4):
-        with pytest.raises(IndexError, match=f"sample {sample} of 4"):
-            found.annotations(sample)
-
-
 @pytest.mark.parametrize(
     ("ids", "numbers"),
     [
-        ([1], [1]),
         ([2, 4], [1, 2]),
         ([-5, 0, 4], [1, 2, 3]),
         ([], []),
         ([*COCO_IDS], [*COCO_IDS]),  # as torchvision's published weights
-        (COCO_IDS[:-1], DENSE[:-1]),
         ([*COCO_IDS, 91], [*DENSE, 81]),
-        ([*COCO_IDS[:-1], 91], DENSE),
     ],
 )
 def test_numbers_of_classes(ids: list[int], numbers: list[int]) -> None:

@@ -101,18 +101,6 @@ def written_to(path: Path, lines: str) -> None:
     subprocess.run([sys.executable, "-c", code, str(path), lines], check=True)
 
 
-def replaced(path: Path, *, copied: bool) -> None:
-    """Put another store in place of one, of as many transactions and pages."""
-    other = {**IMAGES, FIRST: IMAGES[SECOND], SECOND: IMAGES[FIRST]}
-    fresh = data_of(path.parent.parent / "other", other) / "train.lmdb" / "data.mdb"
-    file = path / "data.mdb"
-    assert file.stat().st_size == fresh.stat().st_size
-    if copied:
-        file.write_bytes(fresh.read_bytes())
-    else:
-        os.replace(fresh, file)
-
-
 def same_date(path: Path) -> None:
     """Write to a store, whose date stays."""
     file = path / "data.mdb"
@@ -127,8 +115,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "grown": lambda path: written_to(path, GROW),
     "cut": lambda path: os.truncate(path / "data.mdb", 8192),
     "gone": lambda path: (path / "data.mdb").unlink(),
-    "renamed": lambda path: replaced(path, copied=False),
-    "copied": lambda path: replaced(path, copied=True),
     "same date": same_date,
 }
 

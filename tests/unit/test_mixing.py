@@ -57,18 +57,6 @@ def test_golden_shares() -> None:
     assert drawn == pytest.approx([0.934029611, 0.11962258, 0.7401851, 0.277279378])
 
 
-def test_cutmix_takes_the_share_that_is_shown() -> None:
-    areas, corners = [], []
-    for key in KEYS[:2000]:
-        _, targets = drawn(int(key), mixing=Mixing(cutmix=1.0))
-        x0, y0, x1, y1 = targets["cuts"][0].tolist()
-        assert 0 <= x0 <= x1 <= SIDE and 0 <= y0 <= y1 <= SIDE
-        areas.append((x1 - x0) * (y1 - y0) / SIDE**2)
-        assert targets["shares"][0] == pytest.approx(1 - areas[-1])
-        corners.append((x0, y0))
-    assert len(set(corners)) > 50 and 0.2 < np.mean(areas) < 0.5
-
-
 def test_partners_are_cyclic_and_what_is_not_valid_mixes_with_nobody() -> None:
     shifts = set()
     for key in KEYS[:200]:

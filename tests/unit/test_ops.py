@@ -132,15 +132,3 @@ def test_rows_without_an_operation_keep_their_bits() -> None:
     assert np.array_equal(operated(floats, slots(0 * numbers), on_host).numpy(), levels)
     assert np.array_equal(operated(floats, slots(numbers), on_host).numpy(), found)
     assert np.array_equal(floats.numpy(), levels)
-
-
-def test_slots_act_in_their_order() -> None:
-    bright, half = np.tile(NONE, (4, 1)), np.tile(NONE, (4, 1))
-    bright[:, 0], half[:, 1] = 0.1, 0.5
-    one = np.where(np.arange(4)[:, None] < 2, bright, half)
-    other = np.where(np.arange(4)[:, None] < 2, half, bright)
-    other[3] = 0
-    found = operated(
-        torch.full((4, 1, 1, 3), 255, dtype=torch.uint8), slots(one, other), on_host
-    )
-    assert found[:, 0, 0, 0].tolist() == pytest.approx([127.5, 127.5, 153, 127.5])

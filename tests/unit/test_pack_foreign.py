@@ -112,25 +112,6 @@ def test_labels_of_hdf5(labels: Any, classes: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(shown), PIXELS[0])
 
 
-NOWHERE = h5py.ExternalLink("moved.h5", "/x")
-
-
-@pytest.mark.parametrize(
-    ("held", "said"),
-    [
-        ({"images": NOWHERE, "labels": [0, 1, 2]}, "it must have data sets"),
-        ({"images": PIXELS, "labels": np.zeros((3, 1, 1))}, "labels float64 (3, 1, 1)"),
-        ({"images": PIXELS, "labels": [0, 1]}, "labels int64 (2,)"),
-    ],
-)
-def test_hdf5_of_another_form_is_refused(
-    held: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    both_hdf5(tmp_path / "data", **held)
-    assert packed(tmp_path / "data") == 2
-    assert said in capsys.readouterr().err
-
-
 def test_mistakes_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

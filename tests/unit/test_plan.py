@@ -53,7 +53,6 @@ def plan(
             (176, 182),
             (224, 232),
         ),  # torchvision's V2
-        ({"val_image_size": 224}, (176, 201), (224, 256)),
         (
             {"val_image_size": 224, "val_crop_share": 0.95},
             (176, 185),
@@ -139,9 +138,8 @@ def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> 
             {0: 128, 1: 160, 2: 224, 3: 256, 4: 300},
             (0, 1, 2, 3, 4),
         ),
-        (Growth(start=20, begin=0, end=2), 36, {0: 20, 1: 32, 2: 36}, (0, 1, 2)),
     ],
-    ids=["16", "stages", "no multiples"],
+    ids=["16", "stages"],
 )
 def test_sizes_of_images_that_grow(
     growth: Growth, full: int, sizes: dict[int, int], begins: tuple[int, ...]

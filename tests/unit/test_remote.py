@@ -159,37 +159,6 @@ def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> 
     assert "access is denied (PermissionError); give credentials with the" in said
 
 
-class Answered(Exception):
-    """What botocore raises: code and status are in its answer."""
-
-    def __init__(self, code: str = "", status: int | None = None) -> None:
-        super().__init__("An error occurred")
-        about = {"HTTPStatusCode": status}
-        self.response = {"Error": {"Code": code}, "ResponseMetadata": about}
-
-
-def caused(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    ("status", "asked", "said"),
-    [(404, 1, "no such object"), (503, 4, "HTTP 503")],
-    ids=["gone", "not-now"],
-)
-def test_an_object_that_is_gone_is_named_at_once(
-    status: int, asked: int, said: str, pets: type[Bucket]
-) -> None:
-    """By file systems that raise FileNotFoundError from their library's error, as s3fs does."""
-    pets.error = caused(FileNotFoundError("x"), Answered("", status))
-    pets.tries = 0
-    with pytest.raises(OSError, match=said) as caught:
-        remote.read("s3://pets/train/0.tar", 0, 9)
-    assert pets.tries == asked
-    assert isinstance(caught.value, FileNotFoundError) == (status == 404)
-
-
 FAULTS = ("500", "503", "reset", "cut", "429")
 
 

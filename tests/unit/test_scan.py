@@ -113,12 +113,6 @@ def test_links_are_followed_and_loops_are_not(
     assert reasons(found) == dict.fromkeys(loops, "link to a folder that it lies in")
 
 
-def test_labels_of_validation_are_those_of_training(root: Path, cache: Path) -> None:
-    found = open_folder(root, cache=cache, classes=["aardvark", "ant", "bee"])
-    assert found.label.tolist() == [1, 1, 2, 2]
-    assert found.classes == ("aardvark", "ant", "bee")
-
-
 def test_mistakes_about_the_data(root: Path, tmp_path: Path, cache: Path) -> None:
     fill(tmp_path, {"file": JPEG, "flat/0.jpg": JPEG, "bad/a/0.jpg": b""})
     (tmp_path / "bare/a").mkdir(parents=True)

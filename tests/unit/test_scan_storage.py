@@ -22,7 +22,6 @@ from dataset.scan.byte_ranges import Files, ReadAt
 from dataset.scan.manifest import writing
 from dataset.stores.folder import open_folder
 from dataset.videos import packets
-from dataset.videos.scan import open_videos
 from loaders._read_retry import read
 from tests.conformance.scenes import small
 from tests.conformance.sources import LAYOUTS, all_read, here
@@ -129,16 +128,6 @@ def test_images(
             lambda data, where: open_folder(data, cache=where), root, cache / "now", ""
         )
     assert len(open_folder(root, cache=cache / "now")) == whole
-
-
-def test_videos(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = tmp_path / "data"
-    make(data / "ant/0.mp4")
-    make(data / "bee/0.mp4")
-    failing("stat", b"/bee/0", errno.ESTALE, monkeypatch)
-    ends_without_a_trace(
-        lambda data, where: open_videos(data, cache=where), data, cache, "bee"
-    )
 
 
 def test_videos_of_which_ffmpeg_says_something_else(
