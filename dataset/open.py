@@ -24,7 +24,7 @@ from dataset.scan.file_tree import is_folder
 from dataset.stores import choose_source, source_named, what_holds
 from dataset.stores.bucket import local
 from dataset.stores.folder import Folder
-from dataset.stores.read_ahead import read_ahead, told_of_latency
+from dataset.stores.read_ahead import read_ahead
 from dataset.synthetic import synthetic
 
 Content = Literal["images", "videos", "instances", "keypoints"]
@@ -172,7 +172,9 @@ def open_splits(
         for name, open_it in openers.items():
             with console.counting(name) as progress:
                 split = open_it(classes=classes, progress=progress, **how)
-            _set_reads(name, split, settings, read_threads, console)
+            read_ahead(
+                split.source, read_threads, settings.cache_dir, settings.cache_gib
+            )
             _tell(name, split, settings, content, console, classes)
             classes = split.columns.classes
             splits[name] = split
@@ -213,19 +215,6 @@ def _shared(
     for line in mistakes:
         console.warn(line)
     return splits
-
-
-def _set_reads(
-    name: str,
-    split: Split,
-    settings: DataSettings,
-    threads: int | None,
-    console: Console,
-) -> None:
-    """Say how a split is read, and what that costs."""
-    far = read_ahead(split.source, threads, settings.cache_dir, settings.cache_gib)
-    if far and name == "train":
-        console.info(told_of_latency(split.source))
 
 
 def _tell(

@@ -12,6 +12,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from av.bitstream import BitStreamFilterContext
 
 from dataset.scan.manifest import Rejected
 from dataset.videos.columns import Flags, Videos
@@ -22,8 +23,8 @@ from loaders.videos.exact import exact, notes
 from loaders.videos.pyav import Pyav, planes
 from tests.unit.clip_kinds import CLAIMED
 from tests.unit.test_clip_readers import patterns, upright
-from tests.unit.test_video_scan import FLAGS_PLACE, remuxed
-from tests.unit.video_files import make, number
+from tests.unit.test_video_scan import FLAGS_PLACE, copied, remuxed
+from tests.unit.video_files import make, number, with_lengths
 
 
 def rejected(path: Path) -> str:
@@ -187,6 +188,44 @@ def test_key_frames_are_those_of_the_codec(
             assert shown == {frame: frame for frame in frames}
         list(reader(0, videos.path(0), [35]))
         assert reader.decoded <= 13, "from the key frame before it on"
+
+
+def with_lengths_of(packet: Any) -> Any:
+    new = av.Packet(with_lengths(bytes(packet)))
+    for name in ("pts", "dts", "time_base", "duration", "is_keyframe"):
+        setattr(new, name, getattr(packet, name))
+    return new
+
+
+def joined(first: Path, second: Path, target: Path) -> Path:
+    """The packets of two files as one stream in Matroska, which tells of the first."""
+    with av.open(str(target), "w") as new:
+        copy: Any = None
+        begin = 0
+        for path in (first, second):
+            with av.open(str(path)) as old:
+                stream = old.streams.video[0]
+                copy = copy or copied(new, stream)
+                packets: list[Any] = [
+                    packet for packet in old.demux(stream) if packet.size
+                ]
+                step = packets[0].duration
+                if stream.codec_context.name in ("h264", "hevc"):
+                    name = f"{stream.codec_context.name}_mp4toannexb"
+                    annex_b = BitStreamFilterContext(name, in_stream=stream)
+                    packets = [
+                        with_lengths_of(each)
+                        for packet in packets
+                        for each in annex_b.filter(packet)
+                    ]
+                for packet in packets:
+                    packet.pts += begin
+                    if packet.dts is not None:
+                        packet.dts += begin
+                    packet.stream = copy
+                begin += len(packets) * step
+                new.mux(packets)
+    return target
 
 
 def transport_packets(path: Path) -> list[bytes]:

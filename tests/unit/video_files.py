@@ -128,6 +128,15 @@ def number(pixels: Array) -> int:
     )
 
 
+def with_lengths(annex_b: bytes) -> bytes:
+    """NAL units behind their lengths, of four bytes, as mp4 and Matroska have them."""
+    units = [
+        unit.rstrip(b"\0") if place else unit
+        for place, unit in enumerate(annex_b.split(b"\0\0\1"))
+    ][1:]
+    return b"".join(len(unit).to_bytes(4, "big") + unit for unit in units)
+
+
 def _check(digits: tuple[int, int, int]) -> int:
     return (digits[0] * 7 + digits[1] * 5 + digits[2] * 3 + 9) % 16
 
