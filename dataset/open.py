@@ -257,9 +257,9 @@ def _require_shared(settings: DataSettings, root: Path, content: Content) -> Non
 
 def _under(model: ModelClasses, split: Split, console: Console) -> Split:
     """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
-    numbers, said, doubtful = model.numbers(split.columns.class_names)
+    numbers, said = model.numbers(split.columns.class_names)
     if said:
-        (console.warn if doubtful else console.info)(said)
+        console.info(said)
     return replace(split, columns=split.columns.numbered(numbers, model.names))
 
 
@@ -377,7 +377,7 @@ def _open_annotated(
     # validation may have some of training's categories
     if classes is not None and columns.classes != classes:
         training = ModelClasses(names=classes, origin="the training set")
-        numbers, _, _ = training.numbers(columns.class_names)
+        numbers, _ = training.numbers(columns.class_names)
         columns = columns.numbered(numbers, classes)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 

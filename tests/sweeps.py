@@ -29,7 +29,7 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
-    f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-flip]": "lsj and ssd",
+    f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-cpu-flip]": "torchvision, lsj and ssd",
     f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-fed-*]": "dali-cpu, by the same pipeline",
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
     f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",

@@ -7,15 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from contracts import Batch
 from loaders._stages import Stages
-from loaders._staging import POLL_S, Ahead, Staged, hand_over
+from loaders._staging import POLL_S, Ahead
 
 CPU = torch.device("cpu")
 
@@ -101,17 +98,3 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
         sender.join()
         ahead.close()
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_batches_say_it_to_their_thread() -> None:
-    empty = torch.zeros(0)
-    batch = Batch(
-        images=empty, sizes=empty, targets={}, valid=empty, ids=np.zeros(0, np.int64)
-    )
-    said: list[Any] = []
-    for given in hand_over(iter([Staged(batch)]), lambda: said.append(1)):
-        given.launched()
-    assert said == [1]
-    for given in hand_over(iter([Staged(batch)])):
-        given.launched()  # of a loader without a thread
-    assert said == [1]

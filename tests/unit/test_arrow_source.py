@@ -135,7 +135,6 @@ def table(path: Path, compression: str | None = None, **columns: Any) -> None:
     ("columns", "key", "said"),
     [
         ({"image": IMAGES, "kind": WORDS}, None, "no column of labels, which --label-"),
-        ({"image": IMAGES, "label": [0.5, 1.5, 2.5]}, None, "are of type double"),
         ({"image": IMAGES, "label": WORDS, "label_2": WORDS}, None, "'label' twice"),
         (
             {"compression": "lz4", "image": [ONE * 9] * 3, "label": WORDS},

@@ -238,11 +238,6 @@ def test_a_category_without_keypoints_beside_one_with(data: Path) -> None:
     assert found.usable.all()
 
 
-def test_names_that_several_categories_have_get_their_ids(data: Path) -> None:
-    classes = ("__background__", "person (1)", "box", "person (5)")
-    assert changed(data, put("categories", 5, name="person")).classes == classes
-
-
 def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
     """--score asks for it: no file of an image is looked at."""
     whole = opened(data)

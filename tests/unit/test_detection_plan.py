@@ -104,16 +104,8 @@ def test_policies_read_their_settings() -> None:
     ("make", "said"),
     [
         (
-            lambda: DetectionPolicy(augment="multiscale", size=300, short_sides=(1,)),
-            "--augment multiscale: .* 300 x 300",
-        ),
-        (
             lambda: DetectionPolicy(augment="ssd", size=800, longer=1333),
             "--augment ssd stretches images",
-        ),
-        (
-            lambda: DetectionPolicy(augment="flip", size=1600, longer=1333),
-            "--short-sides of 1600 .* 1333",
         ),
         (lambda: plan(0).require_a_step(), "none of the 0 training images has a box"),
     ],

@@ -21,8 +21,8 @@ from tests.conformance.placed import turned
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
-    """Rows with any regions, windows, places and turns."""
+def drawn_rows(seed: int, count: int = 6) -> Rows:
+    """Rows with any regions, windows and turns."""
     rng = np.random.default_rng(seed)
 
     def spans(limit: Any) -> Any:
@@ -40,7 +40,6 @@ def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
         axis=1,
     )
     sizes = rng.integers(1, 1500, (count, 2))
-    place = np.concatenate(spans(sizes[:, ::-1] - 1), axis=1)
     return Rows(
         ids=np.arange(count),
         regions=np.concatenate([low, high], axis=1),
@@ -48,14 +47,13 @@ def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
         sizes=sizes,
         turns=rng.integers(0, geometry.TURNS, count).astype(np.uint8),
         valid=np.ones(count, bool),
-        places=place if places else None,
     )
 
 
 @pytest.mark.parametrize("turn", range(geometry.TURNS))
 @pytest.mark.parametrize("places", [False, True])
 def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> None:
-    drawn = drawn_rows(7, count=1, places=False)
+    drawn = drawn_rows(7, count=1)
     sizes = np.array([[4, 3] if turn & geometry.TRANSPOSE else [3, 4]])
     rows = replace(drawn, sizes=sizes, turns=np.array([turn], np.uint8), places=None)
     if places:
@@ -87,7 +85,7 @@ def test_rows_turned_together_are_those_turned_one_by_one(
     seed: int, into: bool, clips: bool
 ) -> None:
     """A GPU turns a batch of equal squares by a few launches, a CPU row by row."""
-    rows = replace(drawn_rows(seed, places=False), sizes=np.full((6, 2), 4, np.int64))
+    rows = replace(drawn_rows(seed), sizes=np.full((6, 2), 4, np.int64))
     shape = (6, 2, 4, 4, 3) if clips else (6, 4, 4, 3)
     pixels = torch.arange(math.prod(shape)).view(shape)
     alone = _flips._turned_by_row(pixels, rows)

@@ -11,7 +11,7 @@ import pytest
 
 from contracts import Split
 from dataset.stores import list as image_list
-from tests.unit.folders import JPEG, PNG, fill, refused, scanned
+from tests.unit.folders import JPEG, PNG, fill, scanned
 
 WRITTEN = {"train/ant/0.jpg": JPEG, "train/bee/1.jpg": PNG, "other/2.jpg": JPEG}
 
@@ -110,22 +110,3 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
     assert again("other/2.jpg 0\n") == (1, True)
     (data / "classes.txt").write_text("ant\n")
     assert again() == (1, True) and again() == (1, False)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a.jpg 0", "train.csv; left out: 1, first "),
-        ("other/2.jpg,eel", "'eel', which is none of the 2 classes of the training"),
-    ],
-)
-def test_mistakes(text: str, said: str, data: Path) -> None:
-    fill(data, {"caf\u00e9/2.jpg": JPEG, "b\udce9e/2.jpg": JPEG})
-    classes = ("cat", "dog") if "eel" in text else None
-    assert said in refused(lambda: opened(data, text, classes=classes))
-
-
-def test_two_lists_of_a_split(data: Path) -> None:
-    (data / "train.tsv").write_text("other/2.jpg\t0")
-    said = "train.csv and train.tsv are both lists of train; remove one"
-    assert said in refused(lambda: opened(data, "other/2.jpg 0"))

@@ -30,22 +30,6 @@ def found_again(root: Path, cache: Path) -> tuple[Images, bool]:
     return found, not anew
 
 
-def test_everything_is_on_disk_before_it_is_named(
-    root: Path, cache: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.rename
-
-    def rename(old: Path, new: Path) -> None:
-        real(old, new)
-        synced.append("now")
-
-    monkeypatch.setattr(os, "rename", rename)
-    found = open_folder(root, cache=cache)
-    named = synced.index("now")
-    assert {path.name for path in found.folder.iterdir()} <= set(synced[:named])
-    assert synced[named + 1 :] == [found.folder.parent.name]
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
     "added": lambda root: fill(root, {"ant/new.jpg": JPEG}),
     "removed": lambda root: (root / "bee/1.jpg").unlink(),

@@ -94,12 +94,11 @@ def test_images_labels_and_order_stay(
     ("labels", "classes"),
     [
         ([2, 0, 1], "2 0 1"),
-        ([[2], [0], [1]], "2 0 1"),
         (np.eye(3)[[2, 0, 1]], "2 0 1"),
         ([[0, 0, 1], [1, 0, 0], [1, 1, 0]], "2 0"),
         ([b"caf\xe9", b"caf\xe8", b"x"], "caf\udce9 caf\udce8 x"),
     ],
-    ids=["numbers", "column", "one-hot", "several", "latin-1"],
+    ids=["numbers", "one-hot", "several", "latin-1"],
 )
 def test_labels_of_hdf5(labels: Any, classes: str, tmp_path: Path) -> None:
     """Pixels become PNG."""
@@ -125,15 +124,7 @@ def test_mistakes_are_one_line(
 
     parquet(data / "train" / "train-1", IMAGES, names="dog cat")
     assert "has other columns or classes than the first shard" in said()
-    hdf5(data / "train" / "x", IMAGES)
-    assert "parquet and hdf5 files of train; --source says which" in said()
-    for name in ("train-1.parquet", "x.h5"):
-        path = data / "train" / name
-        path.write_bytes(b"PAR1 cut off")
-        line = said("--source", "hdf5" if name.endswith("h5") else "parquet")
-        assert f"{name} is damaged, cut short" in line
-    assert "--lmdb-label is for another" in said(
-        "--source", "hdf5", "--lmdb-label", "prefix"
-    )
-    assert "--source got 'tfrecord'" in said("--source", "tfrecord")
+    path = data / "train" / "train-1.parquet"
+    path.write_bytes(b"PAR1 cut off")
+    assert "train-1.parquet is damaged, cut short" in said("--source", "parquet")
     assert not (tmp_path / "to").exists()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -80,83 +79,9 @@ def names(server: Server, folder: Path, query: str = "") -> Path:
     return folder
 
 
-class Bucket:
-    """Stands in for s3fs: objects by key, and what a server answers whoever may not list, or read."""
-
-    objects: ClassVar[dict[str, bytes]] = {}
-    lists = True
-    error: ClassVar[Exception | None] = None
-    tries = 0
-
-    def _found(self, url: str) -> bytes:
-        type(self).tries += 1
-        if self.error:
-            raise self.error
-        key = url.removeprefix("s3://")
-        if key not in self.objects:
-            raise FileNotFoundError(key) if self.lists else PermissionError(key)
-        return self.objects[key]
-
-    def info(self, url: str, **_: Any) -> dict[str, Any]:
-        data = self._found(url)
-        return {
-            "name": url,
-            "size": len(data),
-            "type": "file",
-            "ETag": str(zlib.crc32(data)),
-        }
-
-    def cat_file(
-        self, url: str, start: int | None = None, end: int | None = None, **_: Any
-    ) -> bytes:
-        return self._found(url)[start:end]
-
-    def ls(self, url: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
-        if self.error:
-            raise self.error
-        if not self.lists:
-            raise PermissionError(url)
-        below = url.removeprefix("s3://")
-        inside = {
-            key.removeprefix(below) for key in self.objects if key.startswith(below)
-        }
-        names = {name[: name.find("/") + 1] or name for name in inside}
-        return [
-            {
-                "name": below + name,
-                "type": "directory" if name.endswith("/") else "file",
-            }
-            for name in names
-        ]
-
-
-@pytest.fixture
-def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Bucket]:
-    """The bucket pets, with shards whose keys have letters of URLs."""
-    shards(tmp_path / "set")
-    objects = {
-        f"pets/set/{path.parent.name}/a?#b {path.name}": path.read_bytes()
-        for path in (tmp_path / "set").rglob("*.tar")
-    }
-    monkeypatch.setattr(Bucket, "objects", objects)
-    monkeypatch.setattr(Bucket, "lists", True)
-    monkeypatch.setattr(Bucket, "error", None)
-    monkeypatch.setattr(remote, "PACKAGES", {})
-    monkeypatch.setattr(remote, "_systems", {})
-    monkeypatch.setattr(fsspec, "filesystem", lambda protocol, **how: Bucket())
-    return Bucket
-
-
-def test_keys_of_a_bucket_have_any_letter(pets: type[Bucket], tmp_path: Path) -> None:
-    split = opened("s3://pets/set", tmp_path)["train"]
-    assert sorted(all_read(split.source)) == sorted(FILES.values())
-    assert split.source.name(0).startswith("s3://pets/set/train/a?#b 0.tar:")
-
-
-def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> None:
-    pets.lists = False
-    said = refused(lambda: opened("s3://pets/set", tmp_path))
-    assert "access is denied (PermissionError); give credentials with the" in said
+def test_in_a_bucket_a_query_is_a_part_of_the_key() -> None:
+    assert remote.plain("s3://pets/a?#b 0.tar") == "s3://pets/a?#b 0.tar"
+    assert remote.plain("https://host/0.tar?X-Amz=1") == "https://host/0.tar"
 
 
 FAULTS = ("500", "503", "reset", "cut", "429")

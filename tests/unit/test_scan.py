@@ -12,7 +12,7 @@ import pytest
 from dataset.images import scan
 from dataset.images.columns import COLUMNS, FORMATS
 from dataset.stores.folder import Folder, open_folder
-from tests.unit.folders import JPEG, PNG, fill, names, reasons, refused, scanned
+from tests.unit.folders import JPEG, PNG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
 
 
@@ -111,26 +111,6 @@ def test_links_are_followed_and_loops_are_not(
     loops = {f"ant/{name}" for name in ("deep/up", "top", "other/other")}
     loops |= {f"bee/other/{name}" for name in ("deep/up", "top", "other")}
     assert reasons(found) == dict.fromkeys(loops, "link to a folder that it lies in")
-
-
-def test_mistakes_about_the_data(root: Path, tmp_path: Path, cache: Path) -> None:
-    fill(tmp_path, {"file": JPEG, "flat/0.jpg": JPEG, "bad/a/0.jpg": b""})
-    (tmp_path / "bare/a").mkdir(parents=True)
-    for folder, classes, said in (
-        ("no", None, "does not exist"),
-        ("file", None, "is no folder"),
-        ("flat", None, "has no class folders; images are expected in"),
-        ("bad", None, "/bad/<class>/; left out: 1, first "),
-        ("bare", None, "no image in"),
-        ("train", ["ant"], "class folder 'bee' (1 such), which is none of the 1 cl"),
-    ):
-        line = refused(
-            lambda folder=folder, classes=classes: open_folder(  # type: ignore[misc]
-                tmp_path / folder, cache=cache, classes=classes
-            )
-        )
-        assert said in line, line
-    assert not list(cache.rglob("tmp-*"))
 
 
 def test_processes_find_what_threads_find(

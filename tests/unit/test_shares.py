@@ -65,7 +65,6 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"source": "lmdb"}, "leave it or --source lmdb out"),
         ({"lmdb_label": "prefix"}, "--lmdb-label is for another source"),
         ({"val_share": 1e-9}, "18 images leave none for val; another share"),
         ({"val_share": None}, "no train/ folder; where its folders are classes add"),

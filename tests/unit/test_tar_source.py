@@ -124,26 +124,6 @@ CASES: dict[str, tuple[dict[str, bytes], str | None, Found, list[str]]] = {
             "0.tar:../d/c.jpg\tno label: no .cls beside it",
         ],
     ),
-    "labels stay apart": (
-        {
-            "a.jpg": ONE,
-            "a.cls": b"caf\xe9",
-            "b.jpg": ONE,
-            "b.cls": b"caf\xe8",
-            "c.jpg": ONE,
-            "c.cls": b"great\xc2\xa0dane\n",
-            "d.jpg": ONE,
-            "d.cls": b"great dane",
-        },
-        None,
-        {
-            "a.jpg": ("caf\udce9", ONE),
-            "b.jpg": ("caf\udce8", ONE),
-            "c.jpg": ("great\u00a0dane", ONE),
-            "d.jpg": ("great dane", ONE),
-        },
-        [],
-    ),
     "what is no sample is left out by name": (
         {
             **WHOLE,
@@ -214,12 +194,8 @@ def test_integers_are_numbers_of_classes(tmp_path: Path) -> None:
     splits = open_splits(settings, loader="torchvision", console=Console())
     assert samples(splits["train"]) == {"x.jpg": ("z", ONE), "y.jpg": ("x", TWO)}
     assert samples(splits["val"]) == {"v.jpg": ("w", TWO)}, "train/ names its classes"
-    for label, said in (
-        (b"9", "/train/1.tar:z.jpg has the label '9', and all labels are numbers"),
-        (b"cat", "1.tar:z.jpg has the label 'cat'"),
-    ):
-        write_tar(data / "train" / "1.tar", {"z.jpg": THREE, "z.cls": label})
-        assert said in refused(lambda: opened(data))
+    write_tar(data / "train" / "1.tar", {"z.jpg": THREE, "z.cls": b"9"})
+    assert "/train/1.tar:z.jpg has the label '9'" in refused(lambda: opened(data))
 
 
 def damaged(offset: int) -> Callable[[bytes], bytes]:

@@ -19,7 +19,7 @@ from dataset.videos.columns import Flags, Videos
 from dataset.videos.packets import Times, read
 from dataset.videos.scan import open_videos
 from loaders import Undecodable
-from loaders.videos.exact import exact, notes
+from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav, planes
 from tests.unit.clip_kinds import CLAIMED
 from tests.unit.test_clip_readers import patterns, upright
@@ -264,15 +264,9 @@ def test_files_one_behind_the_other(tmp_path: Path) -> None:
         make(tmp_path / f"{frames}.ts", b_frames=2, frames=frames)
         for frames in (60, 48)
     ]
-    for order in (parts, parts[::-1]):
-        (tmp_path / "both.ts").write_bytes(
-            b"".join(part.read_bytes() for part in order)
-        )
-        said = rejected(tmp_path / "both.ts")
-        assert said.startswith(
-            f"its times go back at packet {60 if order is parts else 48}, "
-        )
-        assert "`ffmpeg -i FILE -c copy NEW.mp4`" in said
+    both = tmp_path / "both.ts"
+    both.write_bytes(b"".join(part.read_bytes() for part in parts))
+    assert rejected(both).startswith("its times go back at packet 60, ")
 
 
 def test_hevc_that_was_cut_at_an_open_group(tmp_path: Path) -> None:
@@ -294,12 +288,6 @@ def test_pixels_that_are_not_square_are_told(tmp_path: Path) -> None:
     assert flags(
         read(os.fsencode(make(tmp_path / "b.mp4", options={"aspect": "1:1"})))
     ) == Flags(0)
-    videos = scanned(path, tmp_path / "s")
-    assert exact("decord", videos).all(), "all readers take pictures as they are stored"
-    (said,) = notes("decord", videos, np.ones(1, bool))
-    assert said.startswith(
-        "1 of 1 videos have pixels that are not square: trained on as stored"
-    )
 
 
 @pytest.mark.parametrize(
