@@ -72,7 +72,6 @@ FILES = {
         icc_profile=bytes(300_000), exif=exif(3)
     ),
     "png rgb": encoded(format="PNG"),
-    "png rgba": encoded("RGBA", format="PNG"),
     "png grey": encoded("L", format="PNG"),
     "png 1 bit": encoded("1", format="PNG"),
     "png 16 bit": encoded("I;16", format="PNG"),
@@ -81,13 +80,11 @@ FILES = {
     "bmp": encoded(format="BMP"),
     "webp lossy": encoded(format="WEBP"),
     "webp lossless": encoded(format="WEBP", lossless=True),
-    "webp rgba": encoded("RGBA", format="WEBP"),
     "webp exif": encoded(format="WEBP", exif=exif(7)),
     "tiff": encoded(format="TIFF"),
     "tiff 16 bit": encoded("I;16", format="TIFF"),
     "tiff turned by 90": encoded(format="TIFF", tiffinfo={ORIENTATION: 6}),
     "ppm": encoded(format="PPM"),
-    "pgm 16 bit": encoded("I;16", format="PPM"),
 }
 
 

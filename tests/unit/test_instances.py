@@ -83,16 +83,12 @@ def another_category(written: dict[str, Any]) -> None:
         each["category_id"] = 6
 
 
-POINTS = ["nose", "eye", "mouth", "left_hand", "right_hand"]
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "box": put("annotations", bbox=[1, 2, 3, 4]),
-    "crowd": put("annotations", iscrowd=1),
     "runs": another_run,
     "keypoints": put("annotations", keypoints=[1, 2, 2] * 5),
     "category ids": another_category,
     "names of categories": put("categories", name="crate"),
-    "names of keypoints": put("categories", keypoints=POINTS),
-    "image": lambda written: (written["images"].pop(0), written["annotations"].clear()),
 }
 
 

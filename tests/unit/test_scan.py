@@ -27,12 +27,6 @@ def test_columns(root: Path, cache: Path) -> None:
     assert found.components.tolist() == [1, 3, 1, 1]
     assert found.size.tolist() == [len(JPEG), len(PNG), len(JPEG), len(JPEG)]
     assert {*found.height.tolist(), *found.width.tolist()} == {23, 37}
-    for name, dtype in COLUMNS.items():
-        column = getattr(found, name)
-        assert column.dtype == dtype and not column.flags.writeable
-    for sample in (-1, 4):
-        with pytest.raises(IndexError):
-            found.path(sample)
 
 
 def test_any_name_a_file_can_have(cache: Path, tmp_path: Path) -> None:
