@@ -15,9 +15,6 @@ from dataset.images.columns import COLUMNS, Images
 from dataset.scan.manifest import printable
 from dataset.stores.folder import Folder
 
-SHOWN = 10
-"""Classes whose counts are told."""
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Part(Images):
@@ -114,12 +111,8 @@ def parted(
         counts[name] = np.bincount(part.label, minlength=len(columns.classes))
     train, val = counts["train"], counts["val"]
     shown = [printable(os.fsencode(name)) for name in columns.classes]
-    details = ", ".join(
-        f"{name} {a} + {b}" for name, a, b in zip(shown, train, val, strict=True)
-    )
-    if len(shown) > SHOWN:
-        shares = val / (train + val)
-        details = f"of a class {shares.min():.1%} to {shares.max():.1%}"
+    shares = val / (train + val)
+    details = f"of a class {shares.min():.1%} to {shares.max():.1%}"
     told = f"--val-share {share:g}: {train.sum():,} images train, {val.sum():,} validate ({details})"
     mistakes = [
         f"--val-share {share:g}: class '{shown[place]}' has no image in {split}"

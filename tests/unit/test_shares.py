@@ -44,7 +44,7 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     train, val = before["train"], before["val"]
     assert train.isdisjoint(val) and 10 <= len(val) <= 40
     match = re.search(
-        r"--val-share 0.2: (\d+) images train, (\d+) validate \(ant (\d+) \+ ", said[-1]
+        r"--val-share 0.2: (\d+) images train, (\d+) validate \(of a", said[-1]
     )
     assert match and [len(train), len(val)] == [int(match[1]), int(match[2])]
     fill(root, {"ant/new.jpg": JPEG, "cat/one.jpg": JPEG, "a\nb/one.jpg": JPEG})
