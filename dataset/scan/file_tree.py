@@ -46,7 +46,6 @@ PIECE = 10_000
 """Files that `walk` yields at once: bounds the memory, and progress is told of as often."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
 NO_DATA = "belongs to the storage, and not to the data"
-ARTICLE = {"image": "an", "video": "a"}
 
 
 def labels(
