@@ -29,10 +29,7 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
-    f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-cpu-flip]": "torchvision, lsj and ssd",
-    f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-fed-*]": "dali-cpu, by the same pipeline",
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
-    f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
     f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",
     f"{RUNS}agents.py::test_a_host_that_is_lost[stopped]": "a link that is cut",
@@ -51,7 +48,6 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{UNIT}distributed.py::*[2]": "three ranks",
-    f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
 }

@@ -20,6 +20,7 @@ from tests.unit.coco_files import write_coco
 
 __all__ = [
     "coco",
+    "damaged",
     "deep",
     "odd",
     "photographs",
@@ -87,11 +88,24 @@ def of_files(name: str, files: Callable[[], dict[str, bytes]]) -> Any:
     return made_once(name, lambda folder: scene(folder, files()))
 
 
+def _damaged() -> dict[str, bytes]:
+    """Good files, files that cannot be decoded, and formats that only Pillow decodes."""
+    odd, broken = pictures.odd_files(), pictures.damaged_files()
+    files = {
+        f"damaged-{name}": content
+        for name, content in broken.items()
+        if pictures.pil(content) is None
+    }
+    files |= {name: odd[name] for name in ("cmyk-jpeg", "png-rgba", "jpeg-rgb", "gif")}
+    return {**scenes.small(11), **files}
+
+
 deep = of_files("deep", pictures.deep_files)
 ramps = of_files("ramps", scenes.ramps)
 small = of_files("small", scenes.small)
 photographs = of_files("photographs", scenes.photographs)
 odd = of_files("odd", pictures.odd_files)
+damaged = of_files("damaged", _damaged)
 ruled_clips = made_once("ruled_clips", reels.ruled)
 quick_clips = made_once("quick_clips", reels.quick)
 

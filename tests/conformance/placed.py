@@ -1,7 +1,7 @@
-"""Images of different sizes at places of a canvas: their reference.
+"""The reference of images of different sizes at places of a canvas.
 
-The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into
-the place, mirror, distort, normalise; 0 everywhere else.
+It is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into the place,
+mirror, distort, normalise; 0 everywhere else.
 """
 
 from __future__ import annotations
