@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, UnidentifiedImageError
 
-from loaders.images.decoders import FASTEST_FIRST, READERS, choose, exactly
+from loaders.images.decoders import READERS, exactly
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene
 
@@ -43,11 +43,6 @@ def test_regions_are_pillows(
                 worst, float(np.abs(pixels.astype(int) - expected[y0:y1, x0:x1]).mean())
             )
     assert worst <= DIFFERENCE.get(reader, 0.0)
-
-
-def test_auto_chooses_among_equals_only() -> None:
-    assert choose("auto") in FASTEST_FIRST and choose("opencv") == "opencv"
-    assert all(DIFFERENCE.get(name, 0.0) == 0 for name in FASTEST_FIRST)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -15,7 +15,7 @@ import torch
 from contracts import Feed, Source, Split, UserError
 from dataset.open import are_files, open_splits
 from dataset.pairs.columns import source_of
-from dataset.stores import SOURCES, SourceModule, source_named, what_holds
+from dataset.stores import SOURCES, SourceModule, source_named
 from loaders import LOADERS, open_loader
 from settings.config import build
 from tests.conformance import scenes, sources, toy
@@ -135,17 +135,10 @@ def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> No
 def test_what_no_source_is_chosen_for(tmp_path: Path) -> None:
     both = data_set("toy", data_set("folder", tmp_path / "both"))
     assert opened(both, "toy")["train"].source.files is False
-    data = tmp_path / "data"
-    data.mkdir()
-    for where, source, said in (
-        (both, "auto", "choose one with --source folder or --source toy"),
-        (data, "auto", f"has no train/ folder; it must be {what_holds('auto')}"),
-        (data, "toy", f"has no train.toy; it must be {toy.HOLDS}"),
-        (data, "lmbd", "unknown; known: auto, folder, list, lmdb, tar, arrow, toy"),
+    with pytest.raises(
+        UserError, match="choose one with --source folder or --source toy"
     ):
-        with pytest.raises(UserError) as caught:
-            opened(where, source)
-        assert said in str(caught.value)
+        opened(both, "auto")
     # one of shards is no folder of images; but one of images alone is, as detection has them
     for name, lacking in (("0.tar", "class folders in train/"), ("0.jpg", "")):
         fill(tmp_path / name, {f"train/{name}": b""})

@@ -248,7 +248,3 @@ def of(written: dict[str, Any], key: str, number: int) -> dict[str, Any]:
 
 def put(key: str, number: int, **values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda written: of(written, key, number).update(values)
-
-
-def drop(key: str, number: int, name: str) -> Callable[[dict[str, Any]], None]:
-    return lambda written: of(written, key, number).pop(name)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from system import storage
-from tests.unit.folders import cache, root, synced  # noqa: F401
+from tests.unit.folders import cache, root  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -33,20 +33,6 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of what would have been brought to the disk."""
-    names: list[str] = []
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda file: names.append(
-            os.path.basename(os.readlink(f"/proc/self/fd/{file}"))
-        ),
-    )
-    return names
-
-
 def fill(root: Path, files: dict[str, bytes]) -> Path:
     """Write files below root; a name may hold any byte, as \\udcXX."""
     for name, content in files.items():

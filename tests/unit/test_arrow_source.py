@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,6 @@ def test_what_the_cache_leaves(tmp_path: Path) -> None:
 
 
 def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> None:
-    """One name with the same bytes and label is one file, a sample a row."""
     data = tmp_path / "data"
     rows: list[Row] = [
         (ONE, "a.jpg", 1),
@@ -113,16 +111,6 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
         "0.arrow:row 5\tno label in the column label",
     ]
     assert split.source.name(2).endswith("/train/0.arrow:000000003")
-    shard(tmp_path, [(ONE, "a.jpg", 1), (TWO, "b.jpg", 0), (ONE, "a.jpg", 1)])
-    columns = opened(data).columns
-    assert [
-        (columns.entry(row), columns.classes[columns.label[row]]) for row in range(3)
-    ] == [(b"a.jpg", "ant"), (b"a.jpg", "ant"), (b"b.jpg", "cat")]
-    shard(tmp_path, [(ONE, "a.jpg", 1), (ONE, "a.jpg", 0)])
-    assert samples(opened(data)) == {
-        "0.arrow/000000000": ("ant", ONE),
-        "0.arrow/000000001": ("cat", ONE),
-    }
     shard(tmp_path, [*ROWS, (None, "/d/x.jpg", 0)])
     assert "0.arrow:row 3 has a path, /d/x.jpg, and no bytes" in refused(
         lambda: opened(data)
@@ -147,7 +135,6 @@ def table(path: Path, compression: str | None = None, **columns: Any) -> None:
     ("columns", "key", "said"),
     [
         ({"image": IMAGES, "kind": WORDS}, None, "no column of labels, which --label-"),
-        ({"image": IMAGES, "label": [0.5, 1.5, 2.5]}, None, "are of type double"),
         ({"image": IMAGES, "label": WORDS, "label_2": WORDS}, None, "'label' twice"),
         (
             {"compression": "lz4", "image": [ONE * 9] * 3, "label": WORDS},
@@ -208,24 +195,6 @@ def test_what_is_not_whole_is_refused_at_the_start(
     path.write_bytes(change(path.read_bytes()))
     said = refused(lambda: opened(tmp_path / "data"))
     assert f"{path} is damaged, cut short, or still being written: " in said
-
-
-def test_a_shard_that_changes_is_refused_by_name_and_read_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Readers need no pyarrow, so that there is nothing of it to open behind a fork."""
-    data = tmp_path / "data"
-    shard(tmp_path)
-    before = opened(data)
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "pyarrow", None)
-        assert before.source.read(0) == TWO
-        assert "pip install pyarrow" in refused(lambda: opened(data))
-    shard(tmp_path, [(FOUR, "d.jpg", 0)])
-    assert "0.arrow:b.jpg: its shard has changed" in refused(
-        lambda: before.source.read(1)
-    )
-    assert samples(opened(data)) == {"d.jpg": ("cat", FOUR)}
 
 
 def test_columns_are_told_apart(tmp_path: Path) -> None:

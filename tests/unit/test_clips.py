@@ -129,8 +129,3 @@ def test_views_are_clips_times_crops() -> None:
             and begins[0] <= begins[1] <= begins[2]
             and crops[0, 2].max() == pytest.approx(longer)
         )
-    one = plan(9, columns=columns, batch_size=9, training=False).rows(0, 0)[0]
-    centre = (places(one)[:, :2] + places(one)[:, 2:]) / 2
-    assert (
-        np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4
-    )

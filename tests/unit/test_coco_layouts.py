@@ -33,10 +33,6 @@ TWO = {
     "fiftyone": [
         (f"{split}/data", f"{split}/labels.json") for split in ("train", "validation")
     ],
-    "subsets of CVAT": [
-        (f"images/{split}", f"annotations/instances_{split}.json")
-        for split in ("train", "val")
-    ],
     "words in another case and place": [
         (f"images/{split}", f"annotations/my_{split}_coco.json")
         for split in ("Train", "Validation")
@@ -124,7 +120,6 @@ def test_keypoints(coco: Path, root: Path) -> None:
             ["a.json", "b.json", "c.json", "d.json"],
             "has 4 JSON files for val (a.json, b",
         ),
-        (["annotations/val_a.json", "annotations/val_b.json"], "leave that one"),
     ],
 )
 def test_what_is_no_layout(files: list[str], said: str, root: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.unit.coco_files import (
     KEYPOINTS,
@@ -16,7 +15,6 @@ from tests.unit.coco_files import (
     document,
     of,
     opened,
-    put,
     reasons,
     write_coco,
 )
@@ -56,15 +54,11 @@ NEGATIVE = "width, height and area cannot be negative"
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"category_id": 4}, "its category is unknown"),
         ({"image_id": 77}, "its image is unknown"),
-        ({"bbox": [128, 5, 9, 9]}, OUTSIDE),
         ({"bbox": [float("nan"), 5, 9, 9]}, "bbox holds NaN or infinity"),
         ({"bbox": [5, 5, -9, 9]}, NEGATIVE),
         ({"bbox": [5, 5, 9]}, "bbox has 3 numbers, not x y width height"),
         ({"bbox": ["5", 5, 9, 9]}, "bbox ['5', 5, 9, 9] is no list of numbers"),
-        ({"bbox": GONE}, "has no bbox"),
-        ({"area": float("inf")}, "area holds NaN or infinity"),
         ({"iscrowd": 2}, "iscrowd 2 is neither 0 nor 1"),
     ],
     ids=str,
@@ -86,10 +80,7 @@ def test_a_bad_annotation_is_left_out_by_its_id(
     [
         ([[1, 2, 3, 4, 5, float("nan")]], "segmentation holds NaN or infinity"),
         ([[1, 2, 3, -1e8, 5, 6]], "a point is too far from any image"),
-        ([[1, 2, 3, 4]], "a polygon has 4 numbers"),
-        ([[1, 2, "3", 4, 5, 6]], "is no list of numbers"),
         ({"counts": [5, 5], "size": [96, 128]}, "its runs are 10 pixels long"),
-        ({"counts": "P", "size": [96, 128]}, "cannot be decoded"),
         ({"counts": [96 * 128], "size": [128, 96]}, "not of the size of its image"),
     ],
     ids=str,
@@ -118,8 +109,6 @@ def test_a_bad_segmentation_is_left_out_and_its_box_stays(
     ("values", "why"),
     [
         ([1, 2, 2] * 4, "it has not as many keypoints as its category"),
-        ([1, float("inf"), 2] * 5, "keypoints holds NaN or infinity"),
-        ([1, 2, 3] * 5, "a visibility is none of 0, 1 and 2"),
     ],
 )
 def test_bad_keypoints(values: Any, why: str, data: Path) -> None:
@@ -147,7 +136,6 @@ def test_bad_keypoints(values: Any, why: str, data: Path) -> None:
             "train2017/000000002000.jpg: image 1000: cannot be read",
         ),
         (IMAGE, {"file_name": "\ud800.jpg"}, f"{FILE}: image 1000: file_name"),
-        (IMAGE, {"height": 0}, f"{FILE}: image 1000: is 128 x 0 pixels large"),
         (1007, {"id": IMAGE}, f"{FILE}: image 1000: 2 images have this id; none"),
     ],
     ids=str,
@@ -169,17 +157,6 @@ def test_a_bad_image_is_left_out_by_its_id(
     assert found.annotation_id.tolist() == whole.annotation_id[~lost].tolist()
 
 
-def test_a_turned_image_is_named_so(data: Path) -> None:
-    """Its annotations may be for what a viewer shows; the stored pixels are what is trained on."""
-    with Image.open(data / PICTURE) as image:
-        exif = image.getexif()
-        exif[0x0112] = 6
-        image.save(data / PICTURE, exif=exif)
-    (line,) = reasons(changed(data, put("images", IMAGE, height=128, width=96)))
-    assert "; --exif shown takes it" in line
-    assert changed(data, put("images", IMAGE, height=96, width=128)).rejected == 0
-
-
 # --- what is wrong with a file as a whole ---
 
 
@@ -196,11 +173,8 @@ ALL = '"annotations": [], "categories": []}'
     ("text", "said"),
     [
         ("", "is no JSON"),
-        ("[]", "has no list 'images'"),
         ('{"images": [], "annotations": {}}', "has no list 'annotations'"),
-        ('{"images": [{"id": 1} {"id": 2}]}', "is no JSON: .* line 1 column 23"),
         ('{"images": [' + "[" * 100_000, "is no JSON"),
-        (b'{"images": "\xff"}', "is no JSON"),
         ('{"images": [], ' + ALL, "has no category"),
         ('{"images": [], ' + ALL[:-2] + '{"id": 1, "name": "a"}]}', "no image of"),
     ],
@@ -221,9 +195,3 @@ def test_a_file_that_is_none(text: str | bytes, said: str, data: Path) -> None:
 )
 def test_bad_categories(values: dict[str, Any], said: str, data: Path) -> None:
     assert said in refused(lambda: with_values(data, "categories", 3, values))
-
-
-def test_a_file_that_cannot_be_read(data: Path) -> None:
-    (data / FILE).unlink()
-    (data / FILE).mkdir()
-    assert f"{data / FILE} cannot be read: Is a directory" in mistake(data)

@@ -102,26 +102,6 @@ def test_every_row_is_dealt_once(
     assert given
 
 
-def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> None:
-    rows = batches(made, 40)
-    order = [
-        (id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()
-    ]
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=20, apart=3))
-    first = [deal.unit() for _ in range(4)]
-    assert all(first)
-    dealt = [deal.batch() for _ in range(40)]
-    taken = [
-        order.index((id(batch.rows), int(unit.places[0])))
-        for batch in dealt
-        if batch
-        for unit in batch.workers
-    ]
-    assert taken == [20, 23, 26, 29], (
-        "20 units ahead of the first, then each third; those that nobody asked for are the device's"
-    )
-
-
 @dataclass(eq=False)
 class Asked:
     done: Future[tuple[int, Any]] = field(default_factory=Future)

@@ -101,12 +101,3 @@ def test_this_process_imports_nothing_that_could_be_broken() -> None:
     code = f"import sys, scripts.doctor; print({{*{heavy}}} & {{*sys.modules}})"
     words = [sys.executable, "-c", code]
     assert subprocess.check_output(words, cwd=ROOT, text=True) == "set()\n"
-
-
-def test_a_start_warns_of_a_set_that_is_larger_than_memory() -> None:
-    from dataset.stores.read_ahead import told_of_size
-
-    assert told_of_size(138 << 30, 1_281_167, 78 << 30) == (
-        "the set is 138 GiB, memory 78: every epoch reads the disk, and 1,000 images/s need 110 MiB/s of it"
-    )
-    assert told_of_size(78 << 30, 1_281_167, 78 << 30) == ""

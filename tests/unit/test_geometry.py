@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,41 +20,23 @@ from tests.conformance.placed import turned
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
-    """Rows with any regions, windows, places and turns."""
-    rng = np.random.default_rng(seed)
-
-    def spans(limit: Any) -> Any:
-        """Two different whole numbers in 0..limit, in order."""
-        low = np.floor(rng.random(limit.shape) * limit).astype(np.int64)
-        return low, low + 1 + np.floor(rng.random(limit.shape) * (limit - low)).astype(
-            np.int64
-        )
-
-    low, high = spans(rng.integers(1, 3000, (count, 2)))
-    extent = high - low
-    start = rng.random((count, 2)) * extent * 0.9
-    windows = np.concatenate(
-        [start, start + (0.01 + 0.99 * rng.random((count, 2))) * (extent - start)],
-        axis=1,
-    )
-    sizes = rng.integers(1, 1500, (count, 2))
-    place = np.concatenate(spans(sizes[:, ::-1] - 1), axis=1)
+def drawn_rows(seed: int, count: int = 6) -> Rows:
+    """Rows of one window, in any turns."""
+    turns = np.random.default_rng(seed).integers(0, geometry.TURNS, count)
     return Rows(
         ids=np.arange(count),
-        regions=np.concatenate([low, high], axis=1),
-        windows=windows,
-        sizes=sizes,
-        turns=rng.integers(0, geometry.TURNS, count).astype(np.uint8),
+        regions=np.tile([13, 7, 113, 80], (count, 1)),
+        windows=np.tile([1.5, 2.25, 90.75, 70.5], (count, 1)),
+        sizes=np.full((count, 2), 4),
+        turns=turns.astype(np.uint8),
         valid=np.ones(count, bool),
-        places=place if places else None,
     )
 
 
 @pytest.mark.parametrize("turn", range(geometry.TURNS))
 @pytest.mark.parametrize("places", [False, True])
 def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> None:
-    drawn = drawn_rows(7, count=1, places=False)
+    drawn = drawn_rows(7, count=1)
     sizes = np.array([[4, 3] if turn & geometry.TRANSPOSE else [3, 4]])
     rows = replace(drawn, sizes=sizes, turns=np.array([turn], np.uint8), places=None)
     if places:
@@ -87,7 +68,7 @@ def test_rows_turned_together_are_those_turned_one_by_one(
     seed: int, into: bool, clips: bool
 ) -> None:
     """A GPU turns a batch of equal squares by a few launches, a CPU row by row."""
-    rows = replace(drawn_rows(seed, places=False), sizes=np.full((6, 2), 4, np.int64))
+    rows = drawn_rows(seed)
     shape = (6, 2, 4, 4, 3) if clips else (6, 4, 4, 3)
     pixels = torch.arange(math.prod(shape)).view(shape)
     alone = _flips._turned_by_row(pixels, rows)

@@ -67,17 +67,12 @@ FILES = {
     "jpeg rgb": encoded(),
     "jpeg grey": encoded("L"),
     "jpeg cmyk": encoded("CMYK"),
-    "jpeg progressive": encoded(progressive=True),
     "jpeg exif big endian": encoded(exif=exif(6)),
-    "jpeg exif little endian": encoded(exif=exif(8, "<")),
     "jpeg behind a profile of 300 kB": encoded(
         icc_profile=bytes(300_000), exif=exif(3)
     ),
     "png rgb": encoded(format="PNG"),
-    "png rgba": encoded("RGBA", format="PNG"),
     "png grey": encoded("L", format="PNG"),
-    "png grey and alpha": encoded("LA", format="PNG"),
-    "png palette": encoded("P", format="PNG"),
     "png 1 bit": encoded("1", format="PNG"),
     "png 16 bit": encoded("I;16", format="PNG"),
     "png exif": encoded(format="PNG", exif=exif(5)),
@@ -85,15 +80,11 @@ FILES = {
     "bmp": encoded(format="BMP"),
     "webp lossy": encoded(format="WEBP"),
     "webp lossless": encoded(format="WEBP", lossless=True),
-    "webp rgba": encoded("RGBA", format="WEBP"),
-    "webp lossless rgba": encoded("RGBA", format="WEBP", lossless=True),
     "webp exif": encoded(format="WEBP", exif=exif(7)),
     "tiff": encoded(format="TIFF"),
     "tiff 16 bit": encoded("I;16", format="TIFF"),
-    "tiff cmyk deflate": encoded("CMYK", format="TIFF", compression="tiff_deflate"),
     "tiff turned by 90": encoded(format="TIFF", tiffinfo={ORIENTATION: 6}),
     "ppm": encoded(format="PPM"),
-    "pgm 16 bit": encoded("I;16", format="PPM"),
 }
 
 
@@ -180,24 +171,13 @@ def test_what_is_whole() -> None:
         assert {one.width for one in found} == {37, 200}
 
 
-def test_damaged_exif_costs_no_sample() -> None:
-    content = FILES["jpeg rgb"]
-    begin = b"Exif\0\0"
-    for bad in (b"", b"MM\0*\xff\xff\xff\xff", exif(6)[6:20], exif(4711)[6:], b"XX"):
-        odd = content[:2] + segment(0xE1, begin + bad) + content[2:]
-        assert parse(odd, len(odd)).orientation == 0
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "empty file"),
         (b"<html>", "no known image format (starts with 3c 68 74 6d 6c 3e)"),
-        (b"P5 is how this text begins", "PPM header is damaged"),
         (FILES["jpeg rgb"][:40], "JPEG header is cut short"),
         (b"\xff\xd8\xff\xd9", "JPEG has no frame header"),
-        (FILES["png rgb"][:33], "PNG header is cut short"),
-        (FILES["tiff"][:9], "TIFF header is damaged or cut short"),
         (encoded("F", format="TIFF"), "TIFF has 32 bits a component, which say no"),
     ],
 )

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 from pyarrow import csv
 
 from contracts import Split, UserError
 from dataset.stores import list as image_list
-from tests.unit.folders import JPEG, PNG, fill, refused, scanned
+from tests.unit.folders import JPEG, PNG, fill, scanned
 
 WRITTEN = {"train/ant/0.jpg": JPEG, "train/bee/1.jpg": PNG, "other/2.jpg": JPEG}
 
@@ -53,10 +52,6 @@ def test_samples_are_the_lines_in_their_order(ending: str, data: Path) -> None:
     assert split.columns.classes == ("0", "1", "2", "3")
     assert split.columns.rejected == 0, "classes between numbers are not told"
     assert [split.source.read(i) for i in range(4)] == [PNG, JPEG, JPEG, PNG]
-    rows = image_list.Listed(split.columns).paths(np.array([3, 0, 3]))
-    assert [bytes(row).rstrip(b"\0").decode() for row in rows] == [
-        wanted[i] for i in (3, 0, 3)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -112,33 +107,6 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
     assert again("other/2.jpg 0\n") == (1, True)
     (data / "classes.txt").write_text("ant\n")
     assert again() == (1, True) and again() == (1, False)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "train.csv is empty; a line is 'path label'"),
-        ("a.jpg,0\nb.jpg\nc.jpg,1", "train.csv line 2 is 'b.jpg'; a line is 'path la"),
-        ("a.jpg 0", "train.csv; left out: 1, first "),
-        ("other/2.jpg,eel", "'eel', which is none of the 2 classes of the training"),
-    ],
-)
-def test_mistakes(text: str, said: str, data: Path) -> None:
-    fill(data, {"caf\u00e9/2.jpg": JPEG, "b\udce9e/2.jpg": JPEG})
-    classes = ("cat", "dog") if "eel" in text else None
-    assert said in refused(lambda: opened(data, text, classes=classes))
-
-
-def test_two_lists_of_a_split(data: Path) -> None:
-    (data / "train.tsv").write_text("other/2.jpg\t0")
-    said = "train.csv and train.tsv are both lists of train; remove one"
-    assert said in refused(lambda: opened(data, "other/2.jpg 0"))
-
-
-def test_classes_of_validation_are_those_of_training(data: Path) -> None:
-    split = opened(data, "other/2.jpg dog\n", classes=("cat", "dog"))
-    assert split.columns.label.tolist() == [1]
-    assert split.columns.classes == ("cat", "dog")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +38,7 @@ def rows(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> Rows:
         ('a b.jpg, "cat, big"\n"c, d.jpg",dog', "a b.jpg cat, big|c, d.jpg dog"),
         ('"a ""x"".jpg",3\n"b\nc.jpg",4\nb"c,5"', 'a "x".jpg 3|b\nc.jpg 4|b"c 5"'),
         (b"\xef\xbb\xbfa.jpg,3\nb\xff.jpg,4", "a.jpg 3|b\udcff.jpg 4"),
-        ("a.jpg,3\na.jpg,3\na.jpg,4", "a.jpg 3|a.jpg 3|a.jpg 4"),
-        ("a.jpg,3,,\nb.jpg,4,,", "a.jpg 3|b.jpg 4"),
         ("path,label\na.jpg,3\nb.jpg,4", "a.jpg 3|b.jpg 4"),
-        ("x,Class_Name\n1,cat\n2,dog", "1 cat|2 dog"),
         ("x,y\na.jpg,cat\nb.jpg,dog", "a.jpg cat|b.jpg dog"),
         ("img_1,cat\nimg_2,dog", "img_1 cat|img_2 dog"),
         ("image,cat\nb.jpg,cat\nc.jpg,dog", "image cat|b.jpg cat|c.jpg dog"),
@@ -66,8 +62,6 @@ OPEN = "cannot be split"
     ("text", "said"),
     [
         ("a.jpg,3\nb.jpg\nc.jpg,4", "line 2 is 'b.jpg'; a line is 'path label'"),
-        ("a.jpg,3\n\nb.jpg,4,5", "line 3 is 'b.jpg,4,5'"),
-        ("a.jpg,3\nb.jpg,", "line 2 is 'b.jpg,'"),
         ('"a\n.jpg",3\nb.jpg\nc.jpg,4\nd.jpg,5', "line 3 is 'b.jpg'"),
         ('a.jpg,3\n"b.jpg,4\nc.jpg",5', f"line 2 {OPEN}"),
         ('a.jpg,"5 inch\nb.jpg,7 inch\nc.jpg,5"', f"line 1 {OPEN}"),
@@ -77,18 +71,6 @@ OPEN = "cannot be split"
 )
 def test_errors_name_the_line(text: str | bytes, said: str, tmp_path: Path) -> None:
     assert said in refused(lambda: rows(tmp_path, text))
-
-
-@pytest.mark.parametrize("line", ["{} 3", "a{}b 3", "a,{},b", '"{}",3', "{0}\t{0}"])
-def test_time_is_linear_in_blanks(line: str, tmp_path: Path) -> None:
-    """A regular expression took 19 s for 800 blanks."""
-    began = time.process_time()
-    for blanks in (" " * 100_000, "a " * 50_000):
-        for grammar in (IMAGES, VIDEOS):
-            found = listed(tmp_path, line.format(blanks), grammar)
-            found.heading(lambda name: False)
-            assert len([*found.records()]) == 1
-    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
@@ -126,15 +108,12 @@ def test_labels(
     ("labels", "given", "named", "said"),
     [
         ("1 cat", "", "", "line 2 has the label 'cat', and all labels are numb"),
-        ("-1 -1", "", "", "line 1 has the label '-1', and all labels are numb"),
-        ("1 20240101", "", "", "line 2 has the label '20240101', and all labels"),
         (
             "cat cow",
             "cat",
             "",
             "line 2 has the label 'cow', which is none of the 1 cla",
         ),
-        ("cat cow", "", "cat", "none of the 1 classes of classes.txt"),
         (
             "0 2",
             "",

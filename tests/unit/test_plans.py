@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from plan.clips import ClipPlan, ClipPolicy
 from plan.images import ImagePlan, ImagePolicy
 from settings.config import Config, parse
 from tasks._plans import pair
@@ -37,7 +36,6 @@ def config(*flags: str) -> Config:
 @pytest.mark.parametrize(
     ("flags", "ranks", "size"),
     [
-        (["--batch-size", "8", "--val-batch-size", "3"], 1, 3),
         (["--batch-size", "8", "--val-batch-size", "9000"], 1, 30),
         (["--batch-size", "8", "--val-batch-size", "9000"], 2, 15),
         # as in training, so that nothing is compiled for another shape
@@ -68,17 +66,6 @@ def test_a_validation_batch_is_no_larger_than_the_set(
     assert sorted(seen) == list(range(30))
 
 
-def test_a_views_place_counts() -> None:
-    """A validation of videos counts clips x crops."""
-    policy = ClipPolicy(
-        frames=4, image_size=8, shorter=(9, 9), clips=2, crops=3, resize=9
-    )
-    splits: dict[str, Any] = {"train": columns(8), "val": columns(2)}
-    flags = config("--batch-size", "8", "--val-batch-size", "100")
-    _, val = pair(ClipPlan.of, flags, splits, policy, policy, **ALONE)
-    assert val.batch_size == 12
-
-
 def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
     flags = ("--batch-size", "8", "--accumulate", "4")
@@ -98,7 +85,6 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     ("count", "batch", "accumulate", "ranks", "fitted", "steps"),
     [
         (57, 32, 1, 1, 29, 2),
-        (57, 8, 4, 1, 8, 2),
         (100, 16, 1, 3, 12, 3),
         (400, 20, 1, 1, 20, 20),  # long enough: what is no whole step is dropped
     ],

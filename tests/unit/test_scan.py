@@ -12,7 +12,7 @@ import pytest
 from dataset.images import scan
 from dataset.images.columns import COLUMNS, FORMATS
 from dataset.stores.folder import Folder, open_folder
-from tests.unit.folders import JPEG, PNG, fill, names, reasons, refused, scanned
+from tests.unit.folders import JPEG, PNG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
 
 
@@ -27,12 +27,6 @@ def test_columns(root: Path, cache: Path) -> None:
     assert found.components.tolist() == [1, 3, 1, 1]
     assert found.size.tolist() == [len(JPEG), len(PNG), len(JPEG), len(JPEG)]
     assert {*found.height.tolist(), *found.width.tolist()} == {23, 37}
-    for name, dtype in COLUMNS.items():
-        column = getattr(found, name)
-        assert column.dtype == dtype and not column.flags.writeable
-    for sample in (-1, 4):
-        with pytest.raises(IndexError):
-            found.path(sample)
 
 
 def test_any_name_a_file_can_have(cache: Path, tmp_path: Path) -> None:
@@ -113,32 +107,6 @@ def test_links_are_followed_and_loops_are_not(
     assert reasons(found) == dict.fromkeys(loops, "link to a folder that it lies in")
 
 
-def test_labels_of_validation_are_those_of_training(root: Path, cache: Path) -> None:
-    found = open_folder(root, cache=cache, classes=["aardvark", "ant", "bee"])
-    assert found.label.tolist() == [1, 1, 2, 2]
-    assert found.classes == ("aardvark", "ant", "bee")
-
-
-def test_mistakes_about_the_data(root: Path, tmp_path: Path, cache: Path) -> None:
-    fill(tmp_path, {"file": JPEG, "flat/0.jpg": JPEG, "bad/a/0.jpg": b""})
-    (tmp_path / "bare/a").mkdir(parents=True)
-    for folder, classes, said in (
-        ("no", None, "does not exist"),
-        ("file", None, "is no folder"),
-        ("flat", None, "has no class folders; images are expected in"),
-        ("bad", None, "/bad/<class>/; left out: 1, first "),
-        ("bare", None, "no image in"),
-        ("train", ["ant"], "class folder 'bee' (1 such), which is none of the 1 cl"),
-    ):
-        line = refused(
-            lambda folder=folder, classes=classes: open_folder(  # type: ignore[misc]
-                tmp_path / folder, cache=cache, classes=classes
-            )
-        )
-        assert said in line, line
-    assert not list(cache.rglob("tmp-*"))
-
-
 def test_processes_find_what_threads_find(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,16 +132,3 @@ def test_processes_find_what_threads_find(
     assert reasons(alone) == reasons(shared)
     assert (len(shared), shared.fingerprint) == (272, alone.fingerprint)
     assert said[-1] == (300, 300, "reading headers")
-
-
-def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -> None:
-    """Each of twenty folders has two links to the next one: a million ways lead to the last."""
-    for level in range(20):
-        fill(tmp_path / "far", {f"{level}/{level}.jpg": JPEG})
-        for way in "ab" if level else "":
-            (tmp_path / f"far/{level - 1}/{way}").symlink_to(tmp_path / f"far/{level}")
-    (root / "cat").symlink_to(tmp_path / "far/0")
-    found = open_folder(root, cache=cache)
-    assert len(found) == 4 + 20
-    again = "link to a folder that another link has led to"
-    assert list(reasons(found).values()) == [again] * 19

@@ -231,29 +231,6 @@ def test_a_validation_of_fewer_categories(data: Path) -> None:
     )
 
 
-def test_mistakes_are_one_line(data: Path, video: Path) -> None:
-    """tests/end_to_end/test_mistakes.py has more of images."""
-    lists = "train/<class>/* and val/<class>/*, or the lists train.csv and val.csv"
-    assert f"has no train/ folder; it must be a folder with {lists}" in mistake(
-        data, videos=True
-    )
-    put(video, data / "train" / "run" / "a.mp4")
-    assert "has no val/ folder" in mistake(data, videos=True)
-    fill(data, {"train/run/0.jpg": JPEG, "val/run/0.jpg": JPEG})
-    (data / "train" / "run" / "a.mp4").unlink()
-    line = mistake(data, videos=True)
-    assert "no video in" in line and "0.jpg" in line
-    put(video, data / "train" / "run" / "a.mp4")
-    (data / "train" / "run" / "0.jpg").unlink()
-    assert "no image in" in mistake(data, loader="torchvision")
-    with pytest.raises(UserError, match="are for images with a label; leave them"):
-        opened(data, videos=True, label_key="x")
-    shutil.rmtree(data)
-    assert "no such folder" in mistake(data, videos=True)
-    data.write_text("a.mp4 0\n")
-    assert "is a file; it must be" in mistake(data, videos=True)
-
-
 def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
     put(video, data / "a.mp4")
     for train, said in (

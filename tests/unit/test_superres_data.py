@@ -59,7 +59,6 @@ SMALL = "small images are unknown to train, bicubic to val"
 @pytest.mark.parametrize(
     ("folders", "said"),
     [
-        (["train_LR_mild", "train_LR_wild"], "LR_wild; leave the one that is meant"),
         (["train_LR_unknown/X2", "valid_LR_bicubic/X2"], f"{SMALL}; give both"),
         (["train_LR_unknown/X3", "valid_LR_unknown/X3"], "LR_unknown has X3 and no X2"),
     ],

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from contracts import Split, UserError
+from contracts import Split
 from dataset.open import open_split, open_splits
-from dataset.stores.tar import members
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar
@@ -125,26 +124,6 @@ CASES: dict[str, tuple[dict[str, bytes], str | None, Found, list[str]]] = {
             "0.tar:../d/c.jpg\tno label: no .cls beside it",
         ],
     ),
-    "labels stay apart": (
-        {
-            "a.jpg": ONE,
-            "a.cls": b"caf\xe9",
-            "b.jpg": ONE,
-            "b.cls": b"caf\xe8",
-            "c.jpg": ONE,
-            "c.cls": b"great\xc2\xa0dane\n",
-            "d.jpg": ONE,
-            "d.cls": b"great dane",
-        },
-        None,
-        {
-            "a.jpg": ("caf\udce9", ONE),
-            "b.jpg": ("caf\udce8", ONE),
-            "c.jpg": ("great\u00a0dane", ONE),
-            "d.jpg": ("great dane", ONE),
-        },
-        [],
-    ),
     "what is no sample is left out by name": (
         {
             **WHOLE,
@@ -215,12 +194,8 @@ def test_integers_are_numbers_of_classes(tmp_path: Path) -> None:
     splits = open_splits(settings, loader="torchvision", console=Console())
     assert samples(splits["train"]) == {"x.jpg": ("z", ONE), "y.jpg": ("x", TWO)}
     assert samples(splits["val"]) == {"v.jpg": ("w", TWO)}, "train/ names its classes"
-    for label, said in (
-        (b"9", "/train/1.tar:z.jpg has the label '9', and all labels are numbers"),
-        (b"cat", "1.tar:z.jpg has the label 'cat'"),
-    ):
-        write_tar(data / "train" / "1.tar", {"z.jpg": THREE, "z.cls": label})
-        assert said in refused(lambda: opened(data))
+    write_tar(data / "train" / "1.tar", {"z.jpg": THREE, "z.cls": b"9"})
+    assert "/train/1.tar:z.jpg has the label '9'" in refused(lambda: opened(data))
 
 
 def damaged(offset: int) -> Callable[[bytes], bytes]:
@@ -245,32 +220,6 @@ def test_what_is_not_whole_is_refused_at_the_start(
     shard.write_bytes(change(shard.read_bytes()))
     said = refused(lambda: opened(tmp_path / "data"))
     assert str(shard) in said and "cut short" in said
-
-
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_the_walk_finds_what_tarfile_finds(form: int, tmp_path: Path) -> None:
-    """Long names too; where a member would end that is not here all is refused."""
-    names = ["a.jpg", f"{'d' * 90}/{'e' * 60}.jpg", "é\n.jpg"]
-    names += [] if form == tarfile.USTAR_FORMAT else [f"{'long' * 80}.jpg"]
-    path = write_tar(
-        tmp_path / "x.tar", {name: name.encode() * 99 for name in names}, form=form
-    )
-    with tarfile.open(path) as file, open(path, "rb") as raw:
-        expected = [
-            (os.fsencode(member.name), member.offset_data, member.size)
-            for member in file
-        ]
-        found = [each[:3] for each in members(raw, path, path.stat().st_size)]
-    assert found == expected and len(found) == len(names)
-    if form != tarfile.USTAR_FORMAT:
-        member = tarfile.TarInfo("x.jpg")
-        member.size = 9 << 30
-        path.write_bytes(member.tobuf(form))  # type: ignore[arg-type]
-        with (
-            open(path, "rb") as file,
-            pytest.raises(UserError, match=r"no end mark at byte 9,663,67\d,"),
-        ):
-            list(members(file, path, path.stat().st_size))
 
 
 def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(

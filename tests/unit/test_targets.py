@@ -184,23 +184,6 @@ def test_padded_boxes_are_the_packed_ones_in_their_rows() -> None:
         padded(found, 2)
 
 
-def test_a_batch_of_nothing_has_every_array() -> None:
-    source = columns(
-        [(100, 100)] * 3, BOXES, keypoints=np.zeros((6, 2, 3)), mirror=[1, 0]
-    )
-    for ids, valid in (([1, 1], [True, True]), ([0, 0], [False, False])):
-        found = packed(
-            source, plain_rows(ids, valid, [False, True]), masks=True, keypoints=True
-        )
-        assert found["offsets"].tolist() == [0, 0, 0]
-        assert found["boxes"].shape == (0, 4) and found["labels"].shape == (0,)
-        assert found["masks"].shape == (0, 100, 100) and found["keypoints"].shape == (
-            0,
-            2,
-            3,
-        )
-
-
 def test_boxes_that_are_not_shown_are_left_out() -> None:
     """The rest of the image is cut off: 40..60 of it fills the output."""
     source = columns(

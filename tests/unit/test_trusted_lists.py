@@ -164,10 +164,6 @@ def test_settings_of_lists(data: Path) -> None:
     )
     shown = refused(lambda: splits(data, console, trust_list=True, exif="shown"))
     assert "--exif shown takes the headers of all images" in shown
-    one = {f"{split}/a/0.jpg": FILES["small-000.jpg"] for split in ("train", "val")}
-    folders = fill(data.parent / "folders", one)
-    said = refused(lambda: splits(folders, console, trust_list=True))
-    assert "--trust-list is for another source, and train of " in said
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
