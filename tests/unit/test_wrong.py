@@ -6,10 +6,7 @@ import csv
 import importlib.util
 import io
 import json
-import sqlite3
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,83 +193,61 @@ def test_a_row_an_epoch_also_after_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of the packages
-@pytest.mark.parametrize("name", sinks.SINKS)
+@pytest.mark.parametrize("name", sinks.TRACKERS)
 def test_trackers_get_what_tensorboard_gets(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name != "csv" and importlib.util.find_spec(name) is None:
-        with pytest.raises(
-            UserError, match=f"needs the package {name}: pip install {name}"
-        ):
-            sinks.require([name])
+    about = {"log": [name], "settings": {"lr": 0.1}}
+    if importlib.util.find_spec(name) is None:
+        with pytest.raises(UserError, match=f"needs the package {name}: pip install"):
+            sinks.Boards(tmp_path, about, enabled=True, warn=pytest.fail)
         pytest.skip(f"{name} is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    board = sinks.Boards(
-        tmp_path,
-        {"log": [name], "settings": {"lr": 0.1}},
-        enabled=True,
-        warn=pytest.fail,
-    )
+    board = sinks.Boards(tmp_path, about, enabled=True, warn=pytest.fail)
     board.scalars({"train/loss": 0.5, "train/lr": None, "val/loss": float("nan")}, 7)
     board.close()
     board.close()
-    if name == "csv":
-        assert (
-            tmp_path / "scalars.csv"
-        ).read_text() == "step,tag,value\n7,train/loss,0.5\n"
-    elif name == "wandb":
+    if name == "wandb":
         (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-        assert (
-            b"train/loss" in kept.read_bytes() and b"val/loss" not in kept.read_bytes()
-        )
-    elif name == "trackio":
-        database = sqlite3.connect(tmp_path / "trackio" / "saturate.db")
-        points = database.execute("select step, metrics from metrics").fetchall()
-        assert points == [(7, b'{"train/loss":0.5}')]
-    else:
-        import mlflow
+        content = kept.read_bytes()
+        assert b"train/loss" in content and b"val/loss" not in content
+        return
+    import mlflow
 
-        (run,) = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(
-            ["0"]
-        )
-        assert (run.data.metrics, run.data.params) == (
-            {"train/loss": 0.5},
-            {"lr": "0.1"},
-        )
-        assert run.info.status == "FINISHED"
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (run,) = client.search_runs(["0"])
+    assert run.data.metrics == {"train/loss": 0.5}
+    assert run.data.params == {"lr": "0.1"}
+    assert run.info.status == "FINISHED"
 
 
-@pytest.mark.parametrize(
-    ("when", "calls"),
-    [
-        ("scalars", ["begin", "scalars"]),
-    ],
-)
 def test_a_tracker_that_fails_ends_no_run(
-    when: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its server is away at one of three times."""
-    called, warned = list[str](), list[str]()
+    runs, warned = list[str | None](), list[str]()
 
-    def call(what: str, *_: Any, **__: Any) -> Any:
-        called.append(what)
-        if what == when:
+    class Away:
+        id = "seven"
+
+        def __init__(self, folder: Path, settings: Any, run: str | None) -> None:
+            runs.append(run)
+
+        def scalars(self, values: Any, step: int) -> None:
             raise ConnectionError("the server is away\nand more lines")
-        return SimpleNamespace(
-            scalars=partial(call, "scalars"), close=partial(call, "close")
-        )
 
-    monkeypatch.setitem(sinks.SINKS, "csv", partial(call, "begin"))
-    board = sinks.Boards(
-        tmp_path, {"log": ["csv"], "settings": {}}, enabled=True, warn=warned.append
-    )
-    for step in (1, 2):
-        board.scalars({"train/loss": 0.5}, step)
-    board.close()
-    assert called == calls
-    (line,) = warned
-    assert line.startswith(
-        "--log csv: ConnectionError: the server is away; the run goes on without it"
+    monkeypatch.setitem(sinks.TRACKERS, "wandb", Away)
+    monkeypatch.setattr("report.sinks.metadata.version", lambda _: "1")
+    about = {"log": ["wandb"], "settings": {}}
+    for resumed_at in (None, 1):
+        board = sinks.Boards(
+            tmp_path, about, enabled=True, purge_step=resumed_at, warn=warned.append
+        )
+        for step in (1, 2):
+            board.scalars({"train/loss": 0.5}, step)
+        board.close()
+    assert runs == [None, "seven"], "a resume goes on with the tracker's run"
+    assert len(warned) == 2
+    assert warned[0].startswith(
+        "--log wandb: ConnectionError: the server is away; the run goes on without it"
     )
