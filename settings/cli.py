@@ -138,16 +138,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.HelpFormatter):
-    """Breaks lines between words alone: a name with dashes stays whole, and no last line has one word."""
+    """Breaks lines between words alone: a name with dashes stays whole."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         words = " ".join(text.split())
-        lines = textwrap.wrap(words, width, break_on_hyphens=False)
-        for narrower in range(width - 1, width // 2, -1):
-            if len(lines) < 2 or " " in lines[-1]:
-                break
-            lines = textwrap.wrap(words, narrower, break_on_hyphens=False)
-        return lines
+        return textwrap.wrap(words, width, break_on_hyphens=False)
 
 
 def _add(

@@ -5,8 +5,6 @@ Imports nothing, so that --help answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
 HELP = """train.py: train image classifiers, detectors, video classifiers and super-resolution networks, see
 how fast it goes, how fast it could go, and what holds it back.
 
@@ -195,9 +193,6 @@ train-num-samples val-num-samples: samples are counted; leave it out
 sched-on-updates: the learning rate moves each step; leave it out
 save-images: TensorBoard has pictures of what is trained on; leave it out
 wandb-project wandb-tags wandb-resume-id: --log wandb, with the variables WANDB_PROJECT, WANDB_TAGS, WANDB_RUN_ID
-""")
-"""A flag of other programs that is no flag here -> what to do."""
-ABSENT = _table("""
 in-chans gp model-kwargs drop drop-connect drop-block: --arch package.module:function builds a network of your own
 bn-momentum bn-eps head-init-scale head-init-bias: --arch package.module:function builds a network of your own
 opt-eps opt-betas opt-kwargs: an optimiser has its library's defaults
@@ -217,20 +212,7 @@ kd-model-name: distillation is not here
 naflex-loader: NaFlex is not here
 dataset-download dataset-trust-remote-code: nothing is downloaded, and no code of a data set is run
 """)
-"""A flag of other programs that has no counterpart -> why, or what comes near."""
-DIFFERENT = ("scale", "tta")
-"""Settings whose names mean something else to other programs."""
-UNSET = ("None", "False", "", "0", "0.0", "[]", "{}")
-"""How values that switch something off are written."""
-DEFAULTS = _table("""
-lr-cycle-mul lr-k-decay: 1.0
-lr-cycle-limit recount: 1
-variable-batch-loss-scale: none
-patience-epochs: 10
-mixup-mode: batch
-""")
-"""timm's own defaults of what is ABSENT, where they are not UNSET."""
-RECIPES = "docs/recipes.md has the table"
+"""A flag of other programs that is no flag here -> what to do, or what comes near."""
 
 
 def answer(word: str) -> str:
@@ -240,32 +222,4 @@ def answer(word: str) -> str:
     name = word.partition("=")[0].lstrip("-").replace("_", "-")
     if name in OURS:
         return f" is {OURS[name]} here"
-    if name in ABSENT:
-        return f" has no counterpart: {ABSENT[name]}; {RECIPES}"
     return f": {NEEDLESS[name]}" if name in NEEDLESS else ""
-
-
-def foreign_keys(values: Mapping[str, object], known: Collection[str]) -> str:
-    """Return what a preset of another program has that is here, such as timm's args.yaml; "" for one of ours.
-
-    `values` are by names with underscores, and `known` are the names of our settings.
-    """
-    flags = {
-        name: name.replace("_", "-")
-        for name, value in values.items()
-        if str(value) not in UNSET
-    }
-    same = [name for name in flags if name in known and name not in DIFFERENT]
-    other = [name for name, flag in flags.items() if flag in OURS or name in DIFFERENT]
-    absent = [
-        name
-        for name, flag in flags.items()
-        if flag in ABSENT and str(values[name]) != DEFAULTS.get(flag)
-    ]
-    if len(set(other) - set(known)) < 2:
-        return ""
-    lists = {"the same here": same, "not here": absent}
-    said = "; ".join(
-        f"{kind}: {', '.join(keys)}" for kind, keys in lists.items() if keys
-    )
-    return f"is of another program; {said}; {len(other)} keys have another name: write a preset, {RECIPES}"

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from contracts import UserError
 from settings import help
@@ -18,11 +17,6 @@ from tests.unit.test_house import ROOT
 FLAG = re.compile(r"--([a-z][a-z-]*)")
 OF_TORCHRUN = {"nproc-per-node", "standalone", "help-all"}
 PAGE = ROOT / "docs" / "recipes.md"
-TIMMS = ROOT / "tests" / "unit" / "timm_args.yaml"
-DETAILS = re.compile(
-    "kd_|naflex_|train_size_random|train_size_schedule_|lr_noise_|lr_cycle_decay|(distill|task)_loss_weight"
-)
-"""Keys of timm that do nothing without another one, which is answered."""
 
 
 def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
@@ -37,29 +31,17 @@ def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
     assert "settings.help" in imported and not {"torch", "numpy", "pydantic"} & imported
 
 
-def test_every_setting_is_explained_before_torch_is_imported() -> None:
-    words = [sys.executable, "-X", "importtime", "train.py", "--help-all"]
-    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert told.returncode == 0 and "classification, detection" in told.stdout
-    imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
-    assert "settings.config" in imported and "torch" not in imported
-
-
 def test_flags_that_are_named_are_there() -> None:
     texts = [
         help.HELP,
         *help.OURS.values(),
         *help.NEEDLESS.values(),
-        *help.ABSENT.values(),
         help.answer("photos"),
     ]
     named = {flag for text in texts for flag in FLAG.findall(text)} - OF_TORCHRUN
     assert {flag.replace("-", "_") for flag in named} <= GROUP_OF.keys()
     assert (
-        not {
-            name.replace("-", "_")
-            for name in (*help.OURS, *help.NEEDLESS, *help.ABSENT)
-        }
+        not {name.replace("-", "_") for name in (*help.OURS, *help.NEEDLESS)}
         & GROUP_OF.keys()
     )
 
@@ -89,37 +71,10 @@ def test_the_dictionary_has_our_flags_and_knows_theirs() -> None:
     assert not theirs - known
 
 
-def refused(words: list[str]) -> str:
-    with pytest.raises(UserError) as caught:
-        parse(words)
-    return str(caught.value)
-
-
-def test_the_arguments_of_a_run_of_timms_are_answered() -> None:
-    lists = dict(
-        re.findall(r"; ([a-z ]+): ([a-z_, ]+)", refused(["--config", f"{TIMMS}"]))
-    )
-    assert {"batch_size", "epochs", "lr"} < set(lists["the same here"].split(", "))
-    assert "scale" not in lists["the same here"].split(", ")
-    assert lists["not here"] == "cooldown_epochs, drop, opt_betas"
-    keys = yaml.safe_load(TIMMS.read_text())
-    for key in keys.keys() - GROUP_OF.keys():
-        assert DETAILS.match(key) or help.answer(f"--{key}"), key
-
-
 def test_one_key_of_others_is_answered_by_its_flag(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("model: resnet18\nlr: 0.1\n")
-    said = "key 'model' is --arch NAME here"
-    assert refused(["--config", f"{path}"]) == f"--config {path}: {said}"
-
-
-def test_no_help_ends_with_a_word_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        parse(["--help-all"])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if re.fullmatch(r" {20,}\S+", line)]
+    with pytest.raises(
+        UserError, match=f"^--config {path}: key 'model' is --arch NAME"
+    ):
+        parse(["--config", f"{path}"])
