@@ -223,7 +223,6 @@ def train(
             compared=compared(),
             pixels=pixels,
             resumed_at=resume.resumed_at,
-            classes=train_set.classes,
             timeline=TIMELINE,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept

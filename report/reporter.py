@@ -72,13 +72,12 @@ class Reporter:
         compared: Sequence[str],
         pixels: Pixels,
         resumed_at: int | None,
-        classes: Sequence[str] = (),
         timeline: Timeline | None = None,
     ) -> None:
         """Open the run's files below `output`, and say its title.
 
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
-        `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
+        `resumed_at` the step of the checkpoint, None for a fresh run.
         `timeline` gets a mark at the first step.
         """
         here = world.rank == 0
@@ -88,7 +87,6 @@ class Reporter:
         self._description = dict(description)
         self._task = task
         self._pixels = pixels
-        self._classes = classes
         self._resumed_at = resumed_at or 0
         self._timeline = timeline or Timeline()
         self._record = Record(output, enabled=here, resume_step=resumed_at)
@@ -353,7 +351,7 @@ class Reporter:
         if self._world.rank == 0:
             mean = torch.tensor(self._pixels.mean)
             std = torch.tensor(self._pixels.std)
-            shown = pictures.augmented(batch, mean, std, self._classes)
+            shown = pictures.augmented(batch, mean, std)
             # the pixels were copied to the host, behind the step
             self._timeline.mark("first step")
             if self._description["settings"].get("profile"):

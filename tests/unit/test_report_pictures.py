@@ -8,20 +8,15 @@ import torch
 from contracts import Batch
 from report.pictures import augmented
 
-ZERO, ONE = torch.zeros(3), torch.ones(3)
 
-
-def test_each_image_has_the_name_of_its_class_below_it_where_it_has_one_label() -> None:
-    labels = {"labels": torch.tensor([0, 1, 1, 0, -1])}
-    images, valid = torch.zeros(5, 3, 40, 60), torch.ones(5, dtype=torch.bool)
+def test_pixels_are_as_before_normalising_of_clips_the_middle_frame() -> None:
+    mean, std = torch.tensor([0.5, 0.25, 0.0]), torch.tensor([0.25, 0.5, 1.0])
+    images = torch.zeros(20, 3, 3, 8, 800)
+    images[:, :, 1] = torch.tensor([2.0, 0.5, 0.2])[:, None, None]
+    valid = torch.ones(20, dtype=torch.bool)
     batch = Batch(
-        images=images, sizes=valid, targets=labels, valid=valid, ids=np.arange(5)
+        images=images, sizes=valid, targets={}, valid=valid, ids=np.arange(20)
     )
-    (sheet,) = augmented(batch, ZERO, ONE, ("cat", "dog"))
-    assert sheet.shape == (2 * (4 * 40 + 22), 4 * 4 * 60, 3), "four a row, enlarged"
-    below = [sheet[160:182, 240 * place : 240 * (place + 1)] for place in range(4)]
-    assert (below[0] == below[3]).all() and (below[0] != below[1]).any()
-    assert (sheet[342:364, :240] == 255).all(), "padding has none"
-    for several in ("offsets", "wanted"):
-        batch.targets = {**labels, several: valid}
-        assert augmented(batch, ZERO, ONE, ("a", "b")).shape == (5, 40, 60, 3)
+    shown = augmented(batch, mean, std)
+    assert shown.shape == (16, 4, 384, 3)
+    assert np.unique(shown.reshape(-1, 3), axis=0).tolist() == [[255, 128, 51]]
