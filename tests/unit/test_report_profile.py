@@ -14,11 +14,11 @@ from report.profile import SKIPPED, STEPS, WARMUP, profiler
 def run(folder: Path, steps: int) -> list[str]:
     """What it warned of."""
     weight, said = torch.ones(8, 8), list[str]()
-    with profiler(folder, enabled=True, warn=said.append) as profile:
+    with profiler(folder, enabled=True, warn=said.append) as step:
         for _ in range(steps):
             with torch.profiler.record_function("one_step"):
                 torch.mm(weight, weight)
-            profile.step()
+            step()
     return said
 
 
