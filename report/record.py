@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,15 +131,11 @@ def _check(folder: Path, resuming: bool) -> None:
     if held and not resuming:
         remedy = "continue it with --resume auto, or name another folder"
         raise UserError(f"--output {folder} holds a run ({held[0]}); {remedy}")
-    probe = folder / f".probe-{os.getpid()}"
-    try:
-        with probe.open("wb") as file:
-            # with content: on a full disk an empty file can still be made
-            file.write(bytes(1 << 16))
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        probe.unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # with content: on a full disk an empty file can still be made
+        file.write(bytes(1 << 16))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
