@@ -28,7 +28,7 @@ from report.hardware import (
     over_ranks,
     versions,
 )
-from report.meter import Meter, bound, bound_of, too_high
+from report.meter import Meter, bound, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
@@ -322,7 +322,7 @@ class Reporter:
         tags = {f"val/{name}": value for name, value in self._validation.items()}
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
         for tag, images in extras.get("images", {}).items():
-            self._board.images(tag, images, step, once=False)
+            self._board.images(tag, images, step)
         line = {"epoch": epoch, **self._validation, "failed": result["failed"]}
         self._record.point("val", step, line)
         names = [figure.name for figure in self._task.figures]
@@ -583,7 +583,8 @@ class Reporter:
 
     def _bound(self) -> tuple[float | None, str | None]:
         rate = self._meter.result()
-        return bound_of(rate, self._ceiling("compute"), self._ceiling("loader"))
+        steady = None if rate["short"] else rate["steady"]
+        return bound(steady, self._ceiling("compute"), self._ceiling("loader"))
 
     def _ceiling(self, name: str) -> float | None:
         ceiling = self._ceilings[name]

@@ -49,7 +49,6 @@ class Model:
     loader: float
     cores: float | None
     spread: float  # of the rate, as a share of it
-    cpu_s: float | None  # of a sample, all processes
     summary: Summary
 
     def limit(self) -> float:
@@ -95,12 +94,6 @@ class Model:
         each = min(max(count, 1) / (wait + cpu), cores_of_a_rank(self.summary) / cpu)
         return int(self.summary.get("world_size") or 1) * each
 
-    def without_cpu(self, seconds: float) -> float | None:
-        """Return the limit of the cores once a sample takes so much CPU time less."""
-        if self.cores is None or self.cpu_s is None:
-            return None
-        return self.cores * self.cpu_s / max(self.cpu_s - seconds, 1e-3 * self.cpu_s)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -131,7 +124,6 @@ def model_of(summary: Summary) -> Model | None:
         loader=loader,
         cores=count / cpu_s if cpu_s else None,
         spread=(look_up(summary, "rate.spread.iqr") or 0.0) / rate,
-        cpu_s=cpu_s,
         summary=summary,
     )
 
@@ -237,36 +229,6 @@ def _behind_dali(model: Model) -> Model | None:
     return model if model.stage("dali") else None
 
 
-def _transforms(model: Model) -> Iterator[Change]:
-    """The functions of --transforms made fast."""
-    spent = model.stage("transforms")
-    if not spent:
-        return
-    left = max(1 - spent / model.busy(), 1e-3)
-    after = replace(
-        model,
-        loader=model.loader / left,
-        cores=model.without_cpu(model.stage("transforms", "cpu_ms")),
-    )
-    yield Change(what="--transforms that take no time", settings={}, after=after)
-
-
-def _loaders(model: Model) -> Iterator[Change]:
-    """Other loaders, as --loader auto has measured them with the step."""
-    own = model.summary.get("loader")
-    measured = look_up(model.summary, "loader_auto.measured") or {}
-    before = look_up(measured, f"{own}.rate")
-    for name, its in measured.items():
-        rate = its.get("rate")
-        if name != own and rate and before:
-            # both were measured with the step beside them: what is lost so is in their rates already
-            limit = model.limit() * rate / before
-            after = replace(model, compute=limit, loader=limit, cores=None)
-            yield Change(
-                what=f"--loader {name}", settings={"loader": name}, after=after
-            )
-
-
 def _graphs(model: Model) -> Iterator[Change]:
     """The step as one CUDA graph: nobody launches its kernels one by one."""
     kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
@@ -340,8 +302,6 @@ def _gpus(model: Model) -> Iterator[Change]:
 CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
     _workers,
     _storage,
-    _transforms,
-    _loaders,
     _graphs,
     _compile,
     _batch,

@@ -109,8 +109,7 @@ def flag_words(
         for name, info in cls.model_fields.items():
             fields[name] = info
             _add(section, name, info, tables or {})
-    dashed = [_with_dashes(word) for word in argv]
-    values, unknown = parser.parse_known_args(dashed)
+    values, unknown = parser.parse_known_args(argv)
     if unknown:
         word = unknown[0]
         near = nearest(
@@ -188,13 +187,6 @@ def _metavar(kind: Any) -> str:
         return "|".join(map(_metavar, _kinds(get_args(kind)[0])))
     names = {bool: "true|false", str: "TEXT", NoneType: ""}
     return names.get(kind, str(getattr(kind, "__name__", kind)).upper())
-
-
-def _with_dashes(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
 
 
 def refusal(error: ValidationError, depth: int = 0) -> str:

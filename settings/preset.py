@@ -17,29 +17,20 @@ def read_preset(path: Path) -> dict[str, Any]:
     mapping."""
     said = f"--config {path}"
     try:
-        content = parsed(read_text(path))
+        content = yaml.safe_load(read_text(path))
     except OSError as error:
         raise UserError(
             f"{said}: {error.strerror or error}; presets are in configs/"
         ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (
+        Exception
+    ) as error:  # PyYAML raises whatever a tagged value makes it stumble over
         reason = " ".join(str(error).split())
         raise UserError(f"{said}: does not parse as YAML: {reason}") from None
     if not isinstance(content, dict):
         got = type(content).__name__ if content else "nothing"
         raise UserError(f"{said}: got {got}, a preset is a mapping 'setting: value'")
     return content
-
-
-def parsed(text: str) -> Any:
-    """Return what YAML holds. Raises YAMLError, RecursionError, and ValueError for values that are none."""
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise
-    except Exception as error:
-        # PyYAML raises whatever a tagged value makes it stumble over
-        raise ValueError(f"a value is none of its type ({error!r})") from None
 
 
 def shown(value: Any) -> str:

@@ -94,7 +94,6 @@ def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
     assert found.optimisation.momentum == 0.9 and found.run.config == Path(path)
     same = ["--lr=0.1", "--steps", "None", "--ceilings=True", f"--config={path}"]
     assert parse(same) == found
-    assert parse(["--batch_size", "3"]) == parse(["--batch-size", "3"])
     told = {"config", "lr", "ceilings", "steps", "batch_size"}
     assert config.given(same) == told and config.given([]) == frozenset()
     drawn = parse(["--crop-scale", "0.25", "1", "--mean", "0", "0", "0"]).augmentation

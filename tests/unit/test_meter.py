@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from contracts import RateWindow
-from report.meter import Meter, bound, bound_of, steady
+from report.meter import Meter, bound, steady
 
 
 class Threads:
@@ -186,9 +186,6 @@ def test_a_run_too_short_for_a_window_still_has_a_rate() -> None:
     meter.flush()
     found = meter.result()
     assert (found["steady"], found["short"], found["first_epoch"]) == (20.0, True, None)
-    assert bound_of(found, 40.0, 21.0) == (None, None)
-    longer = {**found, "short": False}
-    assert bound_of(longer, 40.0, 21.0) == bound(20.0, 40.0, 21.0)
 
 
 def test_samples_of_all_ranks_over_the_clock_of_rank_0() -> None:

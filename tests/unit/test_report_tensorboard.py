@@ -91,7 +91,6 @@ def table(
 
 def write(board: Board, first: int, end: int, value: float) -> None:
     board.settings(ROW, KIND, compared())
-    board.images("train/images", np.full((5, 4, 6, 3), 7, np.uint8), 0)
     for step in range(first, end, 10):
         board.scalars({"train/loss": value}, step)
     for step in range(first + 5, end, 77):
@@ -119,6 +118,9 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     run.mkdir()
     first = Board(run)
     write(first, 0, 751, 1.0)
+    pictures = np.full((5, 4, 6, 3), 7, np.uint8)
+    for step in (590, 600, 610):
+        first.images("val/images", pictures, step)
     first.scalars({"val/top1": 0.1}, 600)
     first.scalars({"val/loss": 9.0}, 601)
     first.scalars({"val/top1": 0.9}, 601)
@@ -132,6 +134,7 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     write(resumed, 610, 1001, 2.0)
     # the checkpoint came before the validation, which runs again
     resumed.scalars({"val/top1": 0.1, "val/loss": 3.0}, 600)
+    resumed.images("val/images", pictures, 600)
     resumed.close()
 
     loss = points(run, "train/loss")
@@ -141,7 +144,7 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     assert [step for step, _ in points(run, "val/top1")] == [600]
     assert points(run, "val/loss") == [(600, 3.0)]
     accumulator = read(run)
-    assert len(accumulator.Images("train/images")) == 1
+    assert [event.step for event in accumulator.Images("val/images")] == [590, 600]
     assert len(accumulator.Tensors("custom_scalars__config__")) == 1
     served = provider(tmp_path).read_scalars(
         RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000
