@@ -80,7 +80,3 @@ def test_the_summary_has_instances(tmp_path: Path) -> None:
         "instances_per_s": 290.0,
     }
     assert not {"padding", "instances_per_image"} & summary.keys()
-    (tmp_path / "other").mkdir()
-    other = Told(tmp_path / "other", None, KIND)
-    assert "detection" not in other.finish()
-    other.reporter.close()
