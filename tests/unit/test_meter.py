@@ -119,18 +119,6 @@ def test_paused_time_is_not_counted() -> None:
     assert meter.total_samples() == 170
 
 
-def test_windows_leave_no_gap() -> None:
-    clock = Clock()
-    meter = Meter(
-        alone(), min_window_s=1.0, synchronise=lambda: clock.sleep(0.25), clock=clock
-    )
-    meter.resume(0)
-    began = clock.now
-    train(meter, clock, 20)
-    assert sum(w.seconds for w in meter.windows) == pytest.approx(clock.now - began)
-    assert sum(w.samples for w in meter.windows) == 200
-
-
 def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
     return [
         RateWindow(
@@ -275,8 +263,3 @@ def test_a_rate_that_begins_anew_is_of_what_follows() -> None:
     found = meter.result()
     assert (found["steady"], found["warmup_windows"]) == (40, 6)
     assert found["first_epoch"] == 100
-    meter.begin_anew()
-    train(9, 10, 1.0)
-    meter.flush()
-    assert meter.result()["steady"] == 10 and meter.result()["short"]
-    assert meter.total_samples() == 6 * 200 + 100 + 2 * 80 + 10

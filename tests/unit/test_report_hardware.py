@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from report import hardware
-from report.hardware import GIB, OF_A_GPU, Sampler, host_gib
+from report.hardware import OF_A_GPU, Sampler, host_gib
 
 CPU = torch.device("cpu")
 
@@ -51,41 +51,31 @@ def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
     uuid, handle = "GPU-aaaa-bbbb", "a GPU"
     properties = SimpleNamespace(uuid="aaaa-bbbb")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    watts = iter([100_000, 300_000, 200_000, 200_000, 500_000])
-    shares = iter([0, 50, 0, 100, 97])
-    at = [0]
-    # of an idle GPU too; the last reading is refused
-    clocks, reasons = {0: 210, 50: 1980, 100: 1500}, {0: 0x1, 50: 0x4, 100: 0x1}
+    # share of its time in which it is busy, watts, clock, what holds the clock down
+    readings = iter([(0, 100, 210, 1), (50, 300, 1980, 4), (100, 200, 1500, 1)])
+    now = [next(readings)]
 
-    def utilisation(_: Any) -> Any:
-        at[0] = next(shares)
-        return SimpleNamespace(gpu=at[0])
-
-    def known(values: dict[int, int]) -> int:
-        if at[0] not in values:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return values[at[0]]
+    def refused(_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     for name, read in {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": {uuid: handle}.__getitem__,
-        "nvmlDeviceGetPowerUsage": lambda asked: next(watts) if asked == handle else 0,
-        "nvmlDeviceGetUtilizationRates": utilisation,
-        "nvmlDeviceGetClockInfo": lambda *_: known(clocks),
-        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: known(reasons),
-        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3 * GIB),
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=now[0][0]),
+        "nvmlDeviceGetPowerUsage": lambda gpu: now[0][1] * 1000 * (gpu == handle),
+        "nvmlDeviceGetClockInfo": lambda *_: now[0][2],
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: now[0][3],
+        "nvmlDeviceGetMemoryInfo": refused,
     }.items():
         monkeypatch.setattr(pynvml, name, read)
     sampler = Sampler(torch.device("cuda:0"), cores=2.0)
-    for count, expected in (
-        (4, (0.375, 200.0, 1740.0, 0.5)),
-        (1, (0.97, 500.0, None, None)),
-    ):
-        for _ in range(count):
-            sampler._add(sampler._gpu_load())
-        found = sampler.read()
-        assert tuple(found[name] for name in OF_A_GPU.values()) == expected
-        assert found["device_gib"] == 3.0
+    sampler._add(sampler._gpu_load())
+    for now[0] in readings:
+        sampler._add(sampler._gpu_load())
+    found = sampler.read()
+    mean = (0.5, 200.0, 1740.0, 0.5)
+    assert tuple(found[name] for name in OF_A_GPU.values()) == mean
+    assert found["device_gib"] is None
 
 
 SHARING = """
