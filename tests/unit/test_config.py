@@ -163,16 +163,6 @@ def test_wrong_presets_get_one_line_that_names_the_file(
     assert path in said and re.search(WRONG_PRESETS[text], said), said
 
 
-@pytest.mark.parametrize("key", ["lr", "mean"])
-def test_aliases_are_not_written_out(key: str, tmp_path: Path) -> None:
-    """Each has several of the one before: the last one, written out, fills any memory."""
-    value = "1"
-    nest = "[N, N, N, N, N, N, N, N]"
-    for level in range(16):
-        value = nest.replace("N", f"&a{level} {value}", 1).replace("N", f"*a{level}")
-    assert "..." in mistake(["--config", preset(tmp_path, f"{key}: {value}\n")])
-
-
 @pytest.mark.parametrize("name", ["config", "manifest_dir", "transforms"])
 def test_a_url_is_refused_where_none_is_taken(name: str, tmp_path: Path) -> None:
     """Path would make a folder s3:/bucket below the current one of it."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pty
 import re
-import threading
-import time
-import tty
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,6 @@ import pytest
 from report.console import Bar, Console, rows
 from tasks.classification import KIND
 
-END = b"<end of what was written>"
 SUMMARY: dict[str, Any] = {
     "arch": "resnet18",
     "loader": "dali-gpu",
@@ -55,39 +49,11 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
-    """(stream of the program, what a person's screen got so far)."""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("NO_COLOR", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    outer, inner = pty.openpty()
-    tty.setraw(inner)
-    stream = os.fdopen(inner, "w", encoding="utf-8")
-    seen = bytearray()
+class Terminal(io.StringIO):
+    """A terminal of 80 columns."""
 
-    def look() -> None:
-        # all the time, as a person does: the terminal's own buffer is small
-        with contextlib.suppress(OSError):  # closed
-            while piece := os.read(outer, 1 << 16):
-                seen.extend(piece)
-
-    eyes = threading.Thread(target=look)
-    eyes.start()
-
-    def screen() -> str:
-        stream.flush()
-        os.write(inner, END)
-        while not seen.endswith(END):
-            time.sleep(0.01)
-        del seen[-len(END) :]
-        return seen.decode()
-
-    yield stream, screen
-    stream.close()
-    eyes.join()
-    os.close(outer)
+    def isatty(self) -> bool:
+        return True
 
 
 def without_colours(text: str) -> str:
@@ -122,22 +88,28 @@ def test_a_pipe_gets_a_line_each_ten_seconds_and_one_at_the_end() -> None:
 
 
 def test_a_terminal_gets_one_bar_that_is_redrawn_at_most_five_times_a_second(
-    terminal: tuple[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stream, screen = terminal
-    clock = Clock()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("NO_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    stream, clock = Terminal(), Clock()
     console = Console(stream=stream, clock=clock)
     with console.epoch(title="epoch 1/1", total=10):
         console.warn("cannot be decoded: [red]a[/red].jpg " + "x" * 90)
     train(console, clock, steps=1000, step_s=0.01)
-    drawn = screen()
-    assert "no step is over yet" in without_colours(drawn), "from the first second"
-    assert 40 <= len(re.findall(r"wait 0\.3 ms", drawn)) <= 60, "ten seconds"
+    drawn = stream.getvalue()
     text = without_colours(drawn)
+    assert "no step is over yet" in text, "from the first second"
+    assert 40 <= len(re.findall(r"wait 0\.3 ms", drawn)) <= 60, "ten seconds"
     last = text.rstrip().splitlines()[-1].split("\r")[-1].rstrip()
     assert re.match("epoch 1/2 ━.* 100%  10,000 img/s .* in 10 s$", last)
     assert len(last) <= 80
     assert "warning: cannot be decoded: [red]a[/red].jpg " + "x" * 90 in text
+    monkeypatch.setenv("CI", "true")
+    train(Console(stream=stream, clock=clock), clock)
+    assert "\x1b" not in stream.getvalue().removeprefix(drawn)
 
 
 def test_the_result_fits_80_columns_and_names_everything() -> None:

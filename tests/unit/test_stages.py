@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Array, RateWindow, Rows
+from contracts import RateWindow, Rows
 from loaders import Undecodable, open_loader
-from loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages, lap
-from loaders._workers import Workers
+from loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages
 from loaders.images import torchvision
 from plan.images import ImagePlan
 from plan.lazy import Lazy
@@ -24,7 +23,6 @@ from report.meter import Meter, added
 from tests.conformance.pictures import jpeg, photograph
 from tests.conformance.scenes import scene
 from tests.unit.test_meter import Clock, alone
-from tests.unit.test_workers import rows_of
 
 
 def test_a_lap_goes_to_its_stage_and_waiting_takes_no_cpu() -> None:
@@ -45,41 +43,6 @@ def test_a_lap_goes_to_its_stage_and_waiting_takes_no_cpu() -> None:
 
 def test_the_report_knows_all_stages_and_whose_they_are() -> None:
     assert stages.NAMES == STAGES and stages.OF_WORKERS == OF_A_WORKER
-
-
-def work_of(read_s: float, decode_s: float) -> Any:
-    def work(rows: Rows, slot: Array) -> None:
-        for _ in rows.ids:
-            time.sleep(read_s)
-            lap("read")
-            time.sleep(decode_s)
-            lap("decode")
-
-    return lambda: work
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_workers_do_is_known_here(workers: int) -> None:
-    counted = Stages(workers)
-    pool = Workers(
-        work_of(0.004, 0.002),
-        workers=workers,
-        batch_size=4,
-        part_bytes=lambda rows: rows,
-        part_rows=2,
-        stages=counted,
-    )
-    try:
-        rows = [rows_of([(1, 1)] * 4)] * 6
-        for _ in counted.waited(pool.run(rows)):
-            pass
-    finally:
-        pool.close()
-    seconds = {name: wall for name, (wall, _) in counted.seconds().items()}
-    assert seconds["read"] >= 24 * 0.004 and seconds["decode"] >= 24 * 0.002
-    assert seconds["read"] > 1.3 * seconds["decode"]
-    assert seconds["workers"] > 0 and set(seconds) <= set(STAGES)
-    assert ("idle" in seconds) == (workers > 0), "a thread that works waits for nobody"
 
 
 def test_a_wait_that_spans_a_pause_counts_from_its_end(

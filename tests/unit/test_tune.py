@@ -182,21 +182,10 @@ def test_a_real_trial() -> None:
     assert trial.rate and trial.used["loader"] == "synthetic", trial.why
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
-        (["--batch-size", "0"], "--batch-size got '0': input should be greater than 0"),
-    ],
-    ids=["steps", "batch"],
-)
 def test_mistakes_are_told_before_a_trial(
-    argv: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune, "require_data", lambda *_: None)
     monkeypatch.setattr(tune, "measured", lambda *_: pytest.fail("a trial"))
-    assert tune.main(argv) == 2
-    assert said in capsys.readouterr().err
+    assert tune.main(["--", "--steps", "3"]) == 2
+    assert "--steps behind -- is what this program sets" in capsys.readouterr().err

@@ -94,20 +94,9 @@ def test_launches_and_passes_over_memory() -> None:
         assert not told & {"--graphs true", "--compile true"}, refused
 
 
-def test_what_dali_can_do_more_is_not_known() -> None:
-    of = summary()
-    of["stages"] = of["stages"] | {"dali": {"ms": 0.01, "cpu_ms": 0.0}}
-    assert (
-        predicted(of, "--workers 8")["low"]
-        < 330
-        < 600
-        < predicted(of, "--workers 8")["high"]
-    )
-
-
-@pytest.mark.parametrize("what", ["--workers 8", "storage without latency"])
-def test_a_loader_is_no_use_to_a_step_that_has_its_data(what: str) -> None:
+def test_a_loader_is_no_use_to_a_step_that_has_its_data() -> None:
     """Beside the loader, which alone makes 600 img/s, the step takes 330, and waits for 1 % of its time."""
+    what = "--workers 8"
     of = summary(data_wait={"share": 0.01})
     of["ceiling"] = {"compute": {"rate": 2000.0}, "loader": {"rate": 600.0}}
     assert predicted(of, what)["rate"] == pytest.approx(330 / 0.99)
