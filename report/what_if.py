@@ -55,6 +55,11 @@ class Model:
         """Return the lowest of the three."""
         return min(self.compute, self.loader, self.cores or self.loader)
 
+    def of_step(self, *names: str) -> list[float]:
+        """Return figures of the step alone; 0 for one that was not measured."""
+        found = look_up(self.summary, "ceiling.compute") or {}
+        return [found.get(name) or 0.0 for name in names]
+
     def stage(self, name: str, what: str = "ms") -> float:
         """Return the seconds a sample of a stage of the loader; 0 where it has none."""
         return (look_up(self.summary, f"stages.{name}.{what}") or 0.0) / 1e3
@@ -231,8 +236,7 @@ def _behind_dali(model: Model) -> Model | None:
 
 def _graphs(model: Model) -> Iterator[Change]:
     """The step as one CUDA graph: nobody launches its kernels one by one."""
-    kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
-    step = look_up(model.summary, "ceiling.compute.step_ms")
+    kernels, step = model.of_step("kernel_ms", "step_ms")
     if not (kernels and step and graphs_can_be_had(model.summary)):
         return
 
@@ -250,9 +254,7 @@ def _graphs(model: Model) -> Iterator[Change]:
 
 def _compile(model: Model) -> Iterator[Change]:
     """torch.compile: fewer passes over memory. How many fewer depends on the network."""
-    kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
-    arithmetic = look_up(model.summary, "ceiling.compute.arithmetic_ms")
-    step = look_up(model.summary, "ceiling.compute.step_ms")
+    kernels, arithmetic, step = model.of_step("kernel_ms", "arithmetic_ms", "step_ms")
     if not (kernels and arithmetic and step) or model.summary.get("compile"):
         return
     if not model.summary.get("one_shape"):  # each would be compiled
@@ -262,7 +264,7 @@ def _compile(model: Model) -> Iterator[Change]:
     def saving(share: float) -> Model:
         return replace(model, compute=model.compute * step / (step - share * memory))
 
-    convolutions = look_up(model.summary, "ceiling.compute.convolutions") or 0.0
+    (convolutions,) = model.of_step("convolutions")
     least, most = FUSED_CONVOLUTIONS if convolutions > 0.5 else FUSED_PRODUCTS
     yield Change(
         what="--compile true",
@@ -275,8 +277,7 @@ def _compile(model: Model) -> Iterator[Change]:
 
 def _batch(model: Model) -> Iterator[Change]:
     """Twice the batch: a host that launches kernels one by one does so half as often a sample."""
-    kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
-    step = look_up(model.summary, "ceiling.compute.step_ms")
+    kernels, step = model.of_step("kernel_ms", "step_ms")
     size = model.summary.get("batch_size")
     if not (kernels and step and size):
         return

@@ -11,7 +11,6 @@ import yaml
 
 from contracts import UserError
 from settings import config
-from settings.cli import one_of
 from settings.config import (
     FACTS,
     GROUP_OF,
@@ -172,17 +171,6 @@ def test_a_url_is_refused_where_none_is_taken(name: str, tmp_path: Path) -> None
     if name != "config":
         path = preset(tmp_path, f"{name}: s3://bucket/x\n")
         assert mistake(["--config", path]) == f"--config {path}: {where}"
-
-
-def test_nearest_names() -> None:
-    known = ["resnet18", "resnet50", "alexnet"]
-    assert one_of("--loader", "auto", known, auto="alexnet") == "alexnet"
-    for name, words in {
-        "alexnett": " (did you mean alexnet?)",
-        "zzz": ", which is unknown; known: resnet18, resnet50, alexnet",
-    }.items():
-        with pytest.raises(UserError, match=re.escape(f"--arch got '{name}'{words}")):
-            one_of("--arch", name, known)
 
 
 def test_help_lists_every_setting_in_groups(

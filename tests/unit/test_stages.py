@@ -9,13 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contracts import RateWindow, Rows
-from loaders import Undecodable, open_loader
+from loaders import open_loader
 from loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages
-from loaders.images import torchvision
 from plan.images import ImagePlan
 from plan.lazy import Lazy
 from report import stages
@@ -72,25 +70,6 @@ def test_a_wait_that_spans_a_pause_counts_from_its_end(
     assert window and window.stages == {"full": (5.0, 0.0)}
 
 
-def late(*_: Any, **__: Any) -> Any:
-    """Stands for a decoder, and fails."""
-    time.sleep(0.05)
-    raise Undecodable
-
-
-def test_a_decode_that_fails_is_a_decode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = {f"{at:02d}": jpeg(photograph(at, 40, 48)) for at in range(4)}
-    given = scene(tmp_path, files).feed(workers=1)
-    work = torchvision.Decoding(given, "pil")
-    work._decode, work._pil = lambda *_: None, late  # type: ignore[assignment]
-    counted = Stages(1)
-    monkeypatch.setattr("loaders._stages._laps", counted.of_worker(0))
-    work(given.plan.rows(0, 0)[0], np.zeros(10_000_000, np.uint8))
-    assert counted.seconds()["decode"][0] >= 0.05
-
-
 @pytest.mark.parametrize("name", ["torchvision", "dali-cpu"])
 def test_rows_are_drawn_in_the_plans_time(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,15 +102,6 @@ def test_rows_are_drawn_in_the_plans_time(
     assert batches * 0.05 <= seconds["plan"] < batches * 0.05 + 0.2 * took
     in_all = sum(seconds.get(stage, 0.0) for stage in OF_THE_THREAD)
     assert 0.8 * took < in_all <= took, "each second of the thread is one stage's"
-
-
-def test_what_lies_between_two_readings_is_added() -> None:
-    before = {"read": (1.0, 0.5)}
-    after = {"read": (4.0, 1.0), "decode": (2.0, 2.0)}
-    assert added({"read": (10.0, 1.0)}, after, before) == {
-        "read": (13.0, 1.5),
-        "decode": (2.0, 2.0),
-    }
 
 
 def test_a_share_is_of_all_workers_where_a_loader_has_more_of_them() -> None:
