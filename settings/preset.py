@@ -22,9 +22,8 @@ def read_preset(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{said}: {error.strerror or error}; presets are in configs/"
         ) from None
-    except (
-        Exception
-    ) as error:  # PyYAML raises whatever a tagged value makes it stumble over
+    except Exception as error:
+        # PyYAML raises whatever a tagged value makes it stumble over
         reason = " ".join(str(error).split())
         raise UserError(f"{said}: does not parse as YAML: {reason}") from None
     if not isinstance(content, dict):

@@ -67,6 +67,7 @@ def test_micro_batches_of_a_global_batch(
     ("name", "flags", "needs"),
     [
         ("decode_threads", "--loader dali-gpu", "--loader dali-fed"),
+        ("decode_threads", "--loader dali-gpu", "--loader auto"),
         ("ema_warmup", "--ema 0", "--ema 0.5"),
         ("tta", "", "--predict x"),
     ],

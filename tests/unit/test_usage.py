@@ -74,6 +74,7 @@ def test_the_dictionary_has_our_flags_and_knows_theirs() -> None:
 def test_one_key_of_others_is_answered_by_its_flag(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("model: resnet18\nlr: 0.1\n")
+    assert help.answer("--model_ema=1") == " is --ema X here"
     with pytest.raises(
         UserError, match=f"^--config {path}: key 'model' is --arch NAME"
     ):
