@@ -156,8 +156,7 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
 def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
     rows: dict[str, Settings] = {
         "a": {**ROW, "arch": "resnet18"},
-        "b": {**ROW, "arch": "resnet50", "reader": "pil", "world_size": 4},
-        "c": {**ROW, "batch_size": 1024, "read_delay_ms": 10.0},
+        "b": {**ROW, "batch_size": 1024, "reader": "pil"},
     }
     rates = {"throughput/samples_per_s": 1000.0, "throughput/efficiency": 0.5}
     for name, settings in rows.items():
@@ -170,7 +169,7 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
         board.settings({**settings, "bound": None}, KIND, compared())
         board.scalars({"throughput/samples_per_s": 5.0}, 1)
         board.scalars(rates, 2)
-        if name != "c":
+        if name == "a":
             settings |= {"bound": "loader", "rate": 9876}
             board.settings(settings, KIND, compared(), finished=True)
         board.close()
@@ -182,16 +181,16 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
     assert {info.name.tag: info.display_name for info in columns.metric_infos} == (
         METRICS
     )
-    assert set(found) == {"a", "b", "c"}, "no sub-runs"
+    assert set(found) == {"a", "b"}, "no sub-runs"
     for name, settings in rows.items():
         shown, metrics, status = found[name]
         assert shown.keys() == {KEYS[key] for key in settings}
         for key, value in settings.items():
             assert str(shown[KEYS[key]]).strip().replace(",", "") == str(value)
         assert metrics == rates
-        ended = api_pb2.STATUS_UNKNOWN if name == "c" else api_pb2.STATUS_SUCCESS
+        ended = api_pb2.STATUS_UNKNOWN if name == "b" else api_pb2.STATUS_SUCCESS
         assert status == ended
-    batches = [str(found[name][0][KEYS["batch_size"]]) for name in ("a", "c")]
+    batches = [str(found[name][0][KEYS["batch_size"]]) for name in ("a", "b")]
     assert batches == sorted(batches), "texts that the page sorts as numbers"
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import UserError
 from dataset.open import open_splits
 from settings.data import Data
 from tasks.classification import Tags, average_precision
@@ -53,11 +52,6 @@ def test_a_list_of_sets(tmp_path: Path) -> None:
     }
     turned = splits["train"].columns.numbered(np.array([2, 0]), ("ten", "other", "two"))
     assert turned.several[turned.label[1]].tolist() == [False, False, True]
-    (root / "val.csv").write_text("a.jpg,2;3\nb.jpg,10\n")
-    with pytest.raises(
-        UserError, match="the label '3' is none of the 2 classes of the training data"
-    ):
-        open_splits(settings, loader="torchvision", console=Console())
 
 
 def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:

@@ -41,7 +41,6 @@ def simulated(workers: int, read: float, decode: float, cores: float) -> float:
 @pytest.mark.parametrize(
     ("what", "after"),
     [
-        ("--workers 2", simulated(2, 0.010, 0.002, 16)),
         ("--workers 8", simulated(8, 0.010, 0.002, 16)),
         ("--workers 16", simulated(16, 0.010, 0.002, 16)),
         ("storage without latency", min(simulated(4, 0, 0.002, 16), 2000)),
