@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,12 @@ class Boards(Board):
         """Open them below `folder`. `description` is of report.summary.describe. Raises UserError."""
         names: Sequence[str] = description.get("log", ())
         for name in names:
-            try:
-                metadata.version(name)
-            except metadata.PackageNotFoundError:
+            package = find_spec(name)
+            # a folder of that name, which wandb leaves where it ran, has a specification without an origin
+            if package is None or package.origin is None:
                 raise UserError(
                     f"--log {name} needs the package {name}: pip install {name}"
-                ) from None
+                )
         super().__init__(folder, enabled=enabled, purge_step=purge_step)
         self._warn = warn
         self._trackers: dict[str, Wandb | MlFlow] = {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -163,11 +163,15 @@ def test_calibration_is_how_far_probabilities_are_from_being_right() -> None:
     assert calibration_error(found) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_tracker_that_is_not_installed(tmp_path: Path) -> None:
+def test_a_tracker_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of its name, which it leaves where it ran, is no package."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
     about = {"log": ["wandb"], "settings": {}}
-    if importlib.util.find_spec("wandb") is None:
-        with pytest.raises(UserError, match="needs the package wandb: pip install"):
-            sinks.Boards(tmp_path, about, enabled=True, warn=pytest.fail)
+    with pytest.raises(UserError, match="needs the package wandb: pip install wandb"):
+        sinks.Boards(tmp_path, about, enabled=True, warn=pytest.fail)
 
 
 def test_a_tracker_that_fails_ends_no_run(
@@ -185,7 +189,8 @@ def test_a_tracker_that_fails_ends_no_run(
             raise ConnectionError("the server is away\nand more lines")
 
     monkeypatch.setitem(sinks.TRACKERS, "wandb", Away)
-    monkeypatch.setattr("report.sinks.metadata.version", lambda _: "1")
+    installed = SimpleNamespace(origin="here")
+    monkeypatch.setattr("report.sinks.find_spec", lambda _: installed)
     about = {"log": ["wandb"], "settings": {}}
     for resumed_at in (None, 1):
         board = sinks.Boards(
