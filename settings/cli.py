@@ -40,8 +40,6 @@ from system.user_files import local_path
 
 OR_URL = "or a URL"
 """Marks a setting that may be a URL."""
-POSITIONAL = "positional"
-"""Marks a setting whose values stand behind a program's name without a flag."""
 
 
 class Settings(BaseModel):
@@ -166,8 +164,7 @@ def _add(
         if get_origin(kind) is tuple:
             members = get_args(kind)
             shape["nargs"] = "*" if Ellipsis in members else len(members)
-    by_place = POSITIONAL in info.metadata
-    section.add_argument(name if by_place else f"--{name.replace('_', '-')}", **shape)
+    section.add_argument(f"--{name.replace('_', '-')}", **shape)
 
 
 def _kinds(annotation: Any) -> list[Any]:
