@@ -43,6 +43,7 @@ def mistake(argv: list[str]) -> str:
         (256, 64, 1, (64, 4)),
         (256, 48, 2, (32, 4)),  # the largest divisor of 128
         (256, 64, 3, "multiple of 192"),
+        (257, 64, 4, "multiple of 256"),
         (2, 64, 4, "multiple of 4"),
     ],
 )

@@ -37,6 +37,9 @@ def test_a_lap_goes_to_its_stage_and_waiting_takes_no_cpu() -> None:
     assert seconds.keys() == {"read", "decode"}
     assert seconds["read"][0] >= 0.06 and seconds["read"][1] < 0.01
     assert seconds["decode"][0] >= seconds["decode"][1] >= 0.04
+    rows = [counted.of_worker(number)._totals for number in (0, 1)]
+    own = sum(row[STAGES.index("read")] for row in rows)
+    assert own == pytest.approx(seconds["read"][0]), "each has a row of its own"
 
 
 def test_the_report_knows_all_stages_and_whose_they_are() -> None:
