@@ -292,7 +292,7 @@ def train(
             failures=failures["train"],
             report=reporter,
             meter=meter,
-            profiler_step=stack.enter_context(profile).step,
+            profiler_step=stack.enter_context(profile),
             measure_ceilings=ceilings.measure,
             run=run,
             optimisation=opt,

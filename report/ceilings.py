@@ -8,16 +8,15 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from contracts import Batch, Loader, Phases, Plan, World, do_nothing
+from contracts import Batch, Loader, Plan, World, do_nothing
 from report import kernels
 from report.meter import spread
 
@@ -31,42 +30,6 @@ LOOKED_AT = 256
 """Batches of an epoch whose sizes are looked at, where sizes differ."""
 
 
-class MeasuredStep(Protocol):
-    """The part of a training step (engine/step.py) that is needed to measure it and put it back."""
-
-    @property
-    def phases(self) -> Phases:
-        """Return the stopwatch of its phases."""
-
-    def __call__(
-        self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int
-    ) -> object:
-        """Take the batches of one step."""
-
-    @property
-    def dtype(self) -> str:
-        """Return the name of the dtype that images come in."""
-
-    def forward(self, batch: Batch) -> object:
-        """Return the network's outputs, without gradients."""
-
-    def unshared(self) -> AbstractContextManager[bool]:
-        """Let each rank step by its own gradients; yields whether it can."""
-
-    def preserved(self) -> AbstractContextManager[None]:
-        """Put back, bit for bit, what the steps inside have changed."""
-
-
-class DeviceWorld(World, Protocol):
-    """A World that can wait for its device."""
-
-    def synchronise(self) -> None:
-        """Wait for all that was launched."""
-
-    def await_batch(self) -> None:
-        """Wait until the current stream has its batch."""
-
-
 class Stopped(Exception):
     """Some rank is asked to stop; raised on all."""
 
@@ -76,13 +39,13 @@ def measure(
     *,
     epoch: int,
     stop: Callable[[], bool],
-    step: MeasuredStep,
+    step: Any,
     loader: Loader,
     plan: Plan,
-    world: DeviceWorld,
+    world: Any,
 ) -> dict[str, dict[str, Any]] | None:
     """Measure both ceilings of a run that has just finished an epoch. `batch` is its last one; the loader is
-    measured in `epoch`.
+    measured in `epoch`. `step` is of engine/step.py, and `world` of engine/distributed.py.
 
     Returns {"compute": ..., "loader": ...}; None when a rank was asked to stop.
     """
@@ -144,7 +107,7 @@ def never() -> bool:
 
 
 def compute_ceiling(
-    step: MeasuredStep,
+    step: Any,
     batches: Iterable[Batch],
     *,
     accumulate: int,

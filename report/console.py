@@ -479,14 +479,8 @@ def _metric(figure: Figure, value: float | None) -> str:
 
 
 def took(seconds: Mapping[str, float] | None) -> str:
-    """Say how long a validation's pass and scoring took, which may be beside training."""
-    if not seconds:
-        return ""
-    said = f"  in {seconds['pass'] + seconds['waited']:.1f} s"
-    if seconds["score"] < 0.1:
-        return said
-    where = "beside training " if seconds["waited"] < seconds["score"] / 2 else ""
-    return f"{said}, scored {where}in {seconds['score']:.1f} s"
+    """Say how long a validation's pass and scoring kept training waiting."""
+    return f"  in {seconds['pass'] + seconds['waited']:.1f} s" if seconds else ""
 
 
 def number(value: float | None) -> str:

@@ -7,36 +7,21 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
-
 from contracts import Figure
 from report.advice import look_up
-from report.console import number
 
 RESULTS = "results.png"
-WIDTH, HEIGHT = 1000, 880
-"""Pixels of a chart while it is drawn; half as many in the file, so that lines are smooth."""
-LEFT, RIGHT, TOP, BOTTOM = 130, 970, 150, 770
-"""Edges of a chart's axes."""
-FONT = ImageFont.load_default(40)
-COLOURS = {
-    "training": "#08519c",
-    "validation": "#e6750f",
-    "weights' average": "#08519c",
-    "run": "#08519c",
-    "compute ceiling": "#767676",
-}
 FEW = 100
 """Points of a curve, up to which each is a dot."""
 Curves = dict[str, list[tuple[float, float]]]
-"""Name, as in COLOURS -> (epoch, value)."""
+"""Name -> (epoch, value)."""
 
 
 def png(folder: Path, summary: Mapping[str, Any], figure: Figure) -> bytes | None:
@@ -44,6 +29,37 @@ def png(folder: Path, summary: Mapping[str, Any], figure: Figure) -> bytes | Non
 
     `figure` is the one that picks best.pt.
     """
+    charts = read(folder, summary, figure)
+    if not charts:
+        return None
+    # once on a machine it says that it looks for fonts
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    # here: a run that has ended can wait for it, one that begins cannot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Sheet
+
+    sheet = Sheet(figsize=(15, 4.4), dpi=100)
+    # by hand: a layout that matplotlib computes takes twice the time of all else
+    sheet.subplots_adjust(left=0.05, right=0.99, bottom=0.13)
+    for axes, (title, curves) in zip(
+        sheet.subplots(1, len(charts)), charts.items(), strict=True
+    ):
+        for name, points in curves.items():
+            mark = "o" if len(points) <= FEW else ""
+            axes.plot(*zip(*points, strict=True), marker=mark, label=name)
+        axes.set(title=title, xlabel="epoch")
+        if "run" in curves:
+            axes.set_ylim(0, 1.05 * axes.dataLim.y1)
+        axes.grid(alpha=0.3)
+        if curves:
+            axes.legend()
+    buffer = io.BytesIO()
+    FigureCanvasAgg(sheet).print_png(buffer)
+    return buffer.getvalue()
+
+
+def read(folder: Path, summary: Mapping[str, Any], figure: Figure) -> dict[str, Curves]:
+    """Return the curves of each chart that have points, by its title; {} of a run that has trained nothing."""
     epoch_steps = summary.get("epoch_steps")  # an evaluation has none
     loss: Curves = {"training": [], "validation": []}
     figures: Curves = {"validation": [], "weights' average": []}
@@ -66,58 +82,15 @@ def png(folder: Path, summary: Mapping[str, Any], figure: Figure) -> bytes | Non
                     value = point.get(prefix + figure.name)
                     add(points, value, 100 if figure.unit == "%" else 1)
     if not loss["training"]:
-        return None
-    end = loss["training"][-1][0]
+        return {}
     if height := look_up(summary, "ceiling.compute.rate"):
-        rates["compute ceiling"] = [(0, height), (end, height)]
+        rates["compute ceiling"] = [(0, height), (loss["training"][-1][0], height)]
     charts = {
         "loss": loss,
         f"{figure.title} {figure.unit}": figures,
         f"rate {look_up(summary, 'rate.unit')}": rates,
     }
-    sheet = Image.new("RGB", (len(charts) * WIDTH, HEIGHT), "white")
-    for column, (title, curves) in enumerate(charts.items()):
-        chart = _chart(title, curves, end=end)
-        sheet.paste(chart, (column * WIDTH, 0))
-    buffer = io.BytesIO()
-    sheet.reduce(2).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def _chart(title: str, curves: Curves, *, end: float) -> Image.Image:
-    picture = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    draw = ImageDraw.Draw(picture)
-    text = partial(draw.text, fill="black", font=FONT)
-    values = [value for points in curves.values() for _, value in points] or [1.0]
-    rows = _ticks(0 if "run" in curves else min(values), max(values))
-
-    def place(epoch: float, value: float) -> tuple[float, float]:
-        up = (value - rows[0]) / (rows[-1] - rows[0])
-        return LEFT + (RIGHT - LEFT) * epoch / end, BOTTOM - (BOTTOM - TOP) * up
-
-    text((LEFT, 10), title)
-    text((RIGHT, HEIGHT - 10), "epoch", anchor="rd")
-    for tick in rows:
-        draw.line([place(0, tick), place(end, tick)], "#dddddd", 2)
-        text(place(-0.01 * end, tick), number(tick), anchor="rm")
-    for tick in _ticks(0, end):
-        if tick <= end:
-            text((place(tick, 0)[0], BOTTOM + 14), number(tick), anchor="ma")
-    x = LEFT
-    for name, points in curves.items():
-        if points:
-            dots = [place(*point) for point in points]
-            draw.line(dots, COLOURS[name], 5)
-            for at in dots if len(dots) <= FEW else ():
-                draw.circle(at, 7, COLOURS[name])
-            text((x, 70), name, fill=COLOURS[name])
-            x += 40 + int(FONT.getlength(name))
-    return picture
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return up to twelve round numbers, the first not above `low`, the last not below `high`."""
-    high = high if high > low else low + 1
-    size = 10 ** math.floor(math.log10(high - low))
-    step = size / next(n for n in (5, 2, 1) if high - low <= 10 * size / n)
-    return [n * step for n in range(math.floor(low / step), math.ceil(high / step) + 1)]
+    return {
+        title: {name: points for name, points in curves.items() if points}
+        for title, curves in charts.items()
+    }

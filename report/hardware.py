@@ -102,16 +102,9 @@ def host_gib(pid: int | None = None) -> float:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                total += _pss(process.pid) or process.memory_info().rss
+                memory = process.memory_full_info()
+                total += getattr(memory, "pss", 0) or memory.rss
     return total / GIB
-
-
-def _pss(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def device_memory(device: torch.device) -> dict[str, float | None]:
@@ -194,14 +187,11 @@ class Sampler:
         self._cpu_before = cpu_seconds(cores)
 
     def start(self) -> Sampler:
-        """Start the thread, unless it runs."""
-        if self._thread is None:
-            self._end.clear()
-            self._cpu_before = cpu_seconds(self._cores)
-            self._thread = threading.Thread(
-                target=self._run, name="load-sampler", daemon=True
-            )
-            self._thread.start()
+        """Start the thread."""
+        self._thread = threading.Thread(
+            target=self._run, name="load-sampler", daemon=True
+        )
+        self._thread.start()
         return self
 
     def stop(self) -> None:
@@ -209,7 +199,6 @@ class Sampler:
         self._end.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
-            self._thread = None
 
     def energy_j(self) -> float | None:
         """Return the joules that the GPU has used since its driver was loaded; None where it does not count."""
@@ -235,7 +224,7 @@ class Sampler:
         # where memory runs out the step says so in one line, which a traceback of this thread would hide
         with contextlib.suppress(MemoryError):
             while not self._end.wait(self._every_s):
-                self._add(self._sample())
+                self._add(self._gpu_load() | self._cpu_load())
                 # the kernel walks each process's page tables
                 if self._host and rounds % HOST_EVERY == 0:
                     self._add({"host_gib": host_gib()})
@@ -246,9 +235,6 @@ class Sampler:
             for name, value in sample.items():
                 total, count = self._sums.get(name, (0.0, 0))
                 self._sums[name] = (total + value, count + 1)
-
-    def _sample(self) -> dict[str, float]:
-        return self._gpu_load() | self._cpu_load()
 
     def _gpu_load(self) -> dict[str, float]:
         load: dict[str, float] = {}
@@ -280,8 +266,6 @@ class Sampler:
     def _cpu_load(self) -> dict[str, float]:
         before = self._cpu_before
         self._cpu_before = now = cpu_seconds(self._cores)
-        if before is None or now is None:
-            return {}
         busy, room, stolen, total = (
             after - earlier for after, earlier in zip(now, before, strict=True)
         )
@@ -293,16 +277,13 @@ class Sampler:
         return load
 
 
-def cpu_seconds(cores: float) -> tuple[float, float, float, float] | None:
-    """Return clocks of the CPU cores that this process may use, in seconds; None where unreadable.
+def cpu_seconds(cores: float) -> tuple[float, float, float, float]:
+    """Return clocks of the CPU cores that this process may use, in seconds.
 
     They are: busy, what was there to be used, wanted while the host ran other virtual machines, all.
     """
     allowed = os.sched_getaffinity(0)
-    try:
-        of_cores = psutil.cpu_times(percpu=True)
-    except OSError:  # no descriptor for it, say
-        return None
+    of_cores = psutil.cpu_times(percpu=True)
     times = [core for index, core in enumerate(of_cores) if index in allowed]
     # the first eight: guest time is within user time
     total = sum(sum(core[:8]) for core in times)

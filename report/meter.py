@@ -10,7 +10,7 @@ Must not know what a sample is, nor where it came from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,7 +82,7 @@ class Meter:
 
     def has_measured(self, seconds: float) -> bool:
         """Whether the windows after the warm-up are enough for a figure, and add up to this many seconds."""
-        kept = self._kept()
+        kept = self.steady_windows()
         return len(kept) >= ENOUGH and sum(window.seconds for window in kept) >= seconds
 
     def total_samples(self) -> int:
@@ -176,9 +176,6 @@ class Meter:
 
     def steady_windows(self) -> list[RateWindow]:
         """Return the windows that the rate is of, with the samples and stages of this rank."""
-        return self._kept()
-
-    def _kept(self) -> list[RateWindow]:
         return steady(self.windows[self._other :])
 
     def result(self, unit: str = "img/s") -> dict[str, Any]:
@@ -188,7 +185,7 @@ class Meter:
         that the run was shorter than a window, so that its first steps are in the rate too: nothing to
         compare.
         """
-        windows = self._kept()
+        windows = self.steady_windows()
         short = any(window.seconds < self._min_window_s for window in windows)
         # their median is the rate: one window beside another load moves it little
         rates = [window.rate for window in windows]
@@ -258,15 +255,6 @@ def spread(rates: list[float]) -> dict[str, float] | None:
 def too_high(efficiency: float | None) -> bool:
     """Whether an efficiency is above HIGHEST_EFFICIENCY, so that the rate or a ceiling is wrong."""
     return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
-
-
-def bound_of(
-    rate: Mapping[str, Any],
-    compute: float | None,
-    loader: float | None,
-) -> tuple[float | None, str | None]:
-    """Return `bound` of a Meter's result; (None, None) where it is short."""
-    return bound(None if rate["short"] else rate["steady"], compute, loader)
 
 
 def bound(

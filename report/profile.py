@@ -1,6 +1,6 @@
 """A torch.profiler trace of ten steps, after a few that are not recorded, in <run folder>/profile.
 
-Must not know: what a step does; the caller says `step()` after each.
+Must not know: what a step does; the caller calls what is yielded after each.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
+from contracts import do_nothing
 from report.record import replace, unwritable
 
 SKIPPED = 5
@@ -22,31 +22,17 @@ STEPS = 10
 """Steps that are recorded."""
 
 
-class Steps(Protocol):
-    """A profiler that wants to know where a step ends."""
-
-    def step(self) -> None:
-        """Count one training step."""
-
-
-class Off:
-    """A profiler that is not asked for."""
-
-    def step(self) -> None:
-        """Do nothing."""
-
-
 @contextlib.contextmanager
 def profiler(
     folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str], None]
-) -> Iterator[Steps]:
+) -> Iterator[Callable[[], None]]:
     """Write trace-rank<r>.json.gz (chrome://tracing, ui.perfetto.dev) and operators-rank<r>.txt, the
     costliest operators.
 
     `warn` gets a line when there were too few steps for a whole trace.
     """
     if not enabled:
-        yield Off()
+        yield do_nothing
         return
     cuda = torch.cuda.is_available()
 
@@ -75,7 +61,7 @@ def profiler(
         record_shapes=True,
         acc_events=True,
     ) as profile:
-        yield profile
+        yield profile.step
         steps = profile.step_num
     needed = SKIPPED + WARMUP + STEPS
     if steps < needed:

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +28,6 @@ from system import storage
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
-OF_A_RUN = {"rate", "validation", "efficiency"}
-"""Keys that every summary.json of a run has."""
 NO_FIGURES = ("kind", "step", "epoch", "failed")
 """Entries of a validation's line in metrics.jsonl beside its figures."""
 RESULTS = "results.csv"
@@ -132,15 +131,11 @@ def _check(folder: Path, resuming: bool) -> None:
     if held and not resuming:
         remedy = "continue it with --resume auto, or name another folder"
         raise UserError(f"--output {folder} holds a run ({held[0]}); {remedy}")
-    probe = folder / f".probe-{os.getpid()}"
-    try:
-        with probe.open("wb") as file:
-            # with content: on a full disk an empty file can still be made
-            file.write(bytes(1 << 16))
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        probe.unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # with content: on a full disk an empty file can still be made
+        file.write(bytes(1 << 16))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
@@ -304,16 +299,13 @@ class Record:
         table.writerows([*rows, cells])
         self.file(name, text.getvalue().encode())
 
-    def earlier_summary(self) -> dict[str, Any] | None:
+    def earlier_summary(self) -> Any:
         """Return the summary that an earlier part of the run has left, None where there is none to read."""
+        path = self.folder / "summary.json"
         try:
-            content = json.loads(
-                (self.folder / "summary.json").read_text(encoding="utf-8")
-            )
+            return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        is_a_run = isinstance(content, dict) and content.keys() >= OF_A_RUN
-        return content if is_a_run else None
 
     def close(self) -> None:
         """Close metrics.jsonl; again without effect."""

@@ -28,7 +28,7 @@ from report.hardware import (
     over_ranks,
     versions,
 )
-from report.meter import Meter, bound, bound_of, too_high
+from report.meter import Meter, bound, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
@@ -324,7 +324,7 @@ class Reporter:
         tags = {f"val/{name}": value for name, value in self._validation.items()}
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
         for tag, images in extras.get("images", {}).items():
-            self._board.images(tag, images, step, once=False)
+            self._board.images(tag, images, step)
         line = {"epoch": epoch, **self._validation, "failed": result["failed"]}
         self._record.point("val", step, line)
         names = [figure.name for figure in self._task.figures]
@@ -408,24 +408,21 @@ class Reporter:
             "early_stop": self._early_stop,
             **summary.best(progress, self._task.figures[0], self._record.folder),
         }
+        values = None
         if finished and not self._meter.total_samples():
-            earlier = self._record.earlier_summary()
-            if earlier is not None:
-                return self._finish_again(earlier, trained, step)
-        values = self._summary(trained, loader)
+            values = self._of_earlier_part(trained)
+        if values is None:
+            values = self._summary(trained, loader)
         self._record.summary(values)
         self._settings(values)
         if finished:
-            efficiency = values["efficiency"]
-            self._tell_rate(
-                values["rate"]["steady"], efficiency, values["energy"], step=step
-            )
+            self._tell_rate(values, step=step)
             self._console.result(values, self._task, folder=self._record.folder)
             self._board.card("result", rows(values, self._task), step)
-            if too_high(efficiency):
+            if too_high(values["efficiency"]):
                 self.warn(
-                    f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is "
-                    "wrong"
+                    f"check failed: efficiency {values['efficiency']:.1%} is above 103 %, so the rate or a ceiling "
+                    "is wrong"
                 )
         else:
             remedy = "run it again" if loader is None else self._record.how_to_resume
@@ -542,48 +539,30 @@ class Reporter:
             "joules_a_sample": sum(watts) / rate,
         }
 
-    def _finish_again(
-        self, earlier: dict[str, Any], trained: Mapping[str, Any], step: int
-    ) -> dict[str, Any]:
-        """Write the summary of a run that was over before: its rates stay those of the part that trained."""
-        until = earlier.get("steps")
-        part = "" if until == step else f" of the part that ended at step {until}"
-        flag = "a larger --patience" if self._early_stop else "more --epochs or --steps"
+    def _of_earlier_part(self, trained: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the summary of a run that was over before: its rates are of the part that trained."""
+        earlier = self._record.earlier_summary()
+        if earlier is None:
+            return None
         self._console.info(
-            f"nothing was left to train, its rates{part} stay as they were: {flag} to go on from here"
+            "nothing was left to train, its rates stay as they were: more --epochs or --steps, or a larger "
+            "--patience, to go on from here"
         )
         values = {**earlier, **trained}
         if self._validation and self._validation != earlier["validation"]:
             # the figures of a part that was killed before its end
             values["validation"] = self._validation
             values["validation_s"] = self._validation_s
-        self._record.summary(values)
-        self._settings(values)
-        # the events were cut behind that step
-        self._tell_rate(
-            earlier["rate"]["steady"],
-            earlier["efficiency"],
-            earlier.get("energy"),
-            step=step,
-        )
         return values
 
-    def _tell_rate(
-        self,
-        rate: float | None,
-        efficiency: float | None,
-        energy: Mapping[str, float] | None,
-        *,
-        step: int,
-    ) -> None:
+    def _tell_rate(self, values: Mapping[str, Any], *, step: int) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
+        rate = look_up(values, "rate.steady")
         tags = {
             "throughput/samples_per_s": rate,
             "throughput/per_gpu": rate and rate / self._world.size,
-            "throughput/efficiency": efficiency,
-            "energy/joules_a_sample": None
-            if energy is None
-            else energy["joules_a_sample"],
+            "throughput/efficiency": values["efficiency"],
+            "energy/joules_a_sample": look_up(values, "energy.joules_a_sample"),
         }
         self._board.scalars(tags, step + 1)
 
@@ -606,7 +585,8 @@ class Reporter:
 
     def _bound(self) -> tuple[float | None, str | None]:
         rate = self._meter.result()
-        return bound_of(rate, self._ceiling("compute"), self._ceiling("loader"))
+        steady = None if rate["short"] else rate["steady"]
+        return bound(steady, self._ceiling("compute"), self._ceiling("loader"))
 
     def _ceiling(self, name: str) -> float | None:
         ceiling = self._ceilings[name]

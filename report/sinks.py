@@ -6,61 +6,27 @@ A tracker whose package is not installed is named in one line; one that fails is
 from __future__ import annotations
 
 import contextlib
-import csv
-import importlib.util
-import io
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from contracts import UserError
-from report.record import Appender, replace
+from report.record import replace
 from report.tensorboard import Board
 
 TRACKED = "trackers.json"
 """File of the run's folder that says which run of a tracker is this one's, for a resume."""
 
 
-class Sink(Protocol):
-    """Where finite scalars go beside TensorBoard. Rank 0 alone has one.
-
-    A sink is made of the run's folder, its settings, and the tracker's id of the run, None for a new run.
-    One with such an id has it as `id`.
-    """
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Keep one point a tag."""
-
-    def close(self, *, finished: bool) -> None:
-        """Bring everything where it belongs."""
-
-
-class Csv:
-    """scalars.csv: a line a point, step, tag, value."""
-
-    def __init__(
-        self, folder: Path, settings: Mapping[str, Any], run: str | None
-    ) -> None:
-        new = not (folder / "scalars.csv").exists()
-        self._file = Appender(folder / "scalars.csv")
-        if new:
-            self._file.append(b"step,tag,value\n")
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        text = io.StringIO(newline="")
-        lines = csv.writer(text, lineterminator="\n")
-        lines.writerows([step, tag, value] for tag, value in values.items())
-        self._file.append(text.getvalue().encode())
-
-    def close(self, *, finished: bool) -> None:
-        self._file.close()
-
-
 class Wandb:
-    """A run of Weights & Biases, in the folder; WANDB_MODE=offline and its other variables hold."""
+    """A run of Weights & Biases, in the folder; WANDB_MODE=offline and its other variables hold.
+
+    `run` is the tracker's id of the run, None for a new one.
+    """
 
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], run: str | None
@@ -79,17 +45,19 @@ class Wandb:
         self._run.config.update(dict(settings), allow_val_change=True)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Keep one point a tag."""
         # `step` is an axis of its own, since some points come later than others
         self._run.log({**values, "step": step})
 
     def close(self, *, finished: bool) -> None:
+        """Bring everything where it belongs."""
         self._run.finish(exit_code=0 if finished else 1)
 
 
 class MlFlow:
     """A run of MLflow: MLFLOW_TRACKING_URI says where, else mlflow.db in the folder.
 
-    MLFLOW_RUN_ID names a run that goes on.
+    MLFLOW_RUN_ID names a run that goes on, and so does `run`. Its parameters are those that it began with.
     """
 
     def __init__(
@@ -104,22 +72,16 @@ class MlFlow:
             run_id=None if "MLFLOW_RUN_ID" in os.environ else run, run_name=folder.name
         )
         self.id = started.info.run_id
-        known = started.data.params
-        # MLflow refuses another value of a parameter: it is a tag of that name, as it is now
-        texts = {name: str(value) for name, value in settings.items()}
-        mlflow.log_params({name: texts[name] for name in texts.keys() - known.keys()})
-        mlflow.set_tags(
-            {
-                name: text
-                for name, text in texts.items()
-                if known.get(name, text) != text
-            }
-        )
+        # MLflow refuses another value of a parameter
+        if not started.data.params:
+            mlflow.log_params(dict(settings))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Keep one point a tag."""
         self._mlflow.log_metrics(dict(values), step=step)
 
     def close(self, *, finished: bool) -> None:
+        """Bring everything where it belongs."""
         self._mlflow.end_run("FINISHED" if finished else "KILLED")
 
 
@@ -142,14 +104,16 @@ class Trackio:
         self.id = self._run.name
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Keep one point a tag."""
         self._run.log(dict(values), step=step)
 
     def close(self, *, finished: bool) -> None:
+        """Bring everything where it belongs."""
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path, Mapping[str, Any], str | None], Sink]] = {
-    "csv": Csv,
+Tracker = Wandb | MlFlow | Trackio
+TRACKERS: dict[str, type[Tracker]] = {
     "wandb": Wandb,
     "mlflow": MlFlow,
     "trackio": Trackio,
@@ -157,21 +121,10 @@ SINKS: dict[str, Callable[[Path, Mapping[str, Any], str | None], Sink]] = {
 """--log -> its class."""
 
 
-def require(names: Sequence[str]) -> None:
-    """Raise UserError for a tracker whose package is not installed."""
-    for name in names:
-        package = None if name == "csv" else importlib.util.find_spec(name)
-        # a folder of that name, which wandb leaves where it ran, has a specification without an origin
-        if name != "csv" and (package is None or package.origin is None):
-            raise UserError(
-                f"--log {name} needs the package {name}: pip install {name}, or --log csv"
-            )
-
-
 class Boards(Board):
     """TensorBoard's event file, and the trackers of --log, which get the same scalars.
 
-    A tracker never ends a run: at its first error a line says so, and the run goes on without it.
+    Rank 0 alone has trackers. None ends a run: at its first error a line says so, and the run goes on without it.
     """
 
     def __init__(
@@ -185,37 +138,38 @@ class Boards(Board):
     ) -> None:
         """Open them below `folder`. `description` is of report.summary.describe. Raises UserError."""
         names: Sequence[str] = description.get("log", ())
-        require(names)
+        for name in names:
+            package = find_spec(name)
+            # a folder of that name, which wandb leaves where it ran, has a specification without an origin
+            if package is None or package.origin is None:
+                raise UserError(
+                    f"--log {name} needs the package {name}: pip install {name}"
+                )
         super().__init__(folder, enabled=enabled, purge_step=purge_step)
         self._warn = warn
-        self._sinks: dict[str, Sink] = {}
+        self._trackers: dict[str, Tracker] = {}
         if not enabled or not names:
             return
-        settings = {
-            name: value
-            for name, value in description["settings"].items()
-            if value is not None
-        }
         path = folder / TRACKED
         runs: dict[str, str] = {}
         # a run that begins anew is another run to its trackers
-        with contextlib.suppress(OSError, ValueError):
-            if purge_step is not None:
-                runs = json.loads(path.read_text(encoding="utf-8"))
+        if purge_step is not None and path.exists():
+            runs = json.loads(path.read_text(encoding="utf-8"))
         for name in names:
             with self._guarded(name):
-                sink = self._sinks[name] = SINKS[name](folder, settings, runs.get(name))
-                if run := getattr(sink, "id", None):
-                    runs[name] = run
-        if runs or path.exists():
-            replace(path, json.dumps(runs).encode())
+                tracker = TRACKERS[name](
+                    folder, description["settings"], runs.get(name)
+                )
+                self._trackers[name] = tracker
+                runs[name] = tracker.id
+        replace(path, json.dumps(runs).encode())
 
     @contextlib.contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # trackers raise what they like
-            self._sinks.pop(name, None)
+            self._trackers.pop(name, None)
             reason = next(iter(str(error).strip().splitlines()), "")[:200]
             self._warn(
                 f"--log {name}: {type(error).__name__}: {reason}; the run goes on without it, and "
@@ -230,15 +184,15 @@ class Boards(Board):
             for tag, value in values.items()
             if value is not None and math.isfinite(value)
         }
-        for name, sink in [*self._sinks.items()] if finite else ():
+        for name, tracker in [*self._trackers.items()] if finite else ():
             with self._guarded(name):
-                sink.scalars(finite, step)
+                tracker.scalars(finite, step)
 
     def close(self, *, finished: bool = True) -> None:
         """Close the event file and the trackers; again without effect."""
         try:
-            for name in [*self._sinks]:
+            for name in [*self._trackers]:
                 with self._guarded(name):
-                    self._sinks.pop(name).close(finished=finished)
+                    self._trackers.pop(name).close(finished=finished)
         finally:
             super().close()

@@ -185,7 +185,6 @@ class Board:
         self._twice: Mapping[str, str] = {}
         self._settings = folder / SETTINGS_FILE
         self._kept: set[tuple[str, int]] = set()
-        self._images: set[str] = set()
         self._file: Appender | None = None
         if not enabled:
             return
@@ -213,18 +212,12 @@ class Board:
         if points:
             self._event(step=step, summary=Summary(value=points))
 
-    def images(self, tag: str, images: Array, step: int, *, once: bool = True) -> None:
-        """Write uint8 [N, H, W, 3] as one grid, eight in a row.
-
-        `once`: a run, also a resumed one, keeps the first; else one each step.
-        """
-        if self._file is None or (
-            tag in self._images if once else (tag, step) in self._kept
-        ):
+    def images(self, tag: str, images: Array, step: int) -> None:
+        """Write uint8 [N, H, W, 3] as one grid, eight in a row."""
+        if self._file is None or (tag, step) in self._kept:
             return
         from torch.utils.tensorboard.summary import image
 
-        self._images.add(tag)
         self._event(step=step, summary=image(tag, images, dataformats="NHWC"))
 
     def card(self, tag: str, rows: Sequence[tuple[str, str]], step: int) -> None:
@@ -308,9 +301,6 @@ class Board:
             if event.step >= purge_step:
                 continue
             records.append(record)
-            self._images |= {
-                value.tag for value in event.summary.value if value.HasField("image")
-            }
             if event.step == purge_step - 1:
                 self._kept |= {(value.tag, event.step) for value in event.summary.value}
         after = b"".join(records)

@@ -33,7 +33,7 @@ OPTIONAL = {
         "onnxruntime",
         "scipy",
     ),
-    *("timm", "torchcodec", "trackio", "wandb"),
+    *("timm", "torchcodec", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
 

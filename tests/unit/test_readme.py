@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from tests.end_to_end.runs import Runner
@@ -100,13 +99,5 @@ def test_pages_that_are_named_exist() -> None:
     } == set()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "see docs/no-such-page.md",
-        "[a page](no-such-page.md)",
-        "[a part](no-such-page.md#part)",
-    ],
-)
-def test_a_planted_link_is_found(text: str) -> None:
-    assert missing(ROOT / "README.md", text)
+def test_a_planted_link_is_found() -> None:
+    assert missing(ROOT / "README.md", "[a part](no-such-page.md#part)")

@@ -6,17 +6,15 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from report import hardware
-from report.hardware import GIB, OF_A_GPU, Sampler, host_gib
+from report.hardware import OF_A_GPU, Sampler, host_gib
 
 CPU = torch.device("cpu")
 
@@ -24,21 +22,12 @@ CPU = torch.device("cpu")
 def test_cpu_load_is_of_the_cores_that_this_process_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container it is that of the quota; where nothing can be read there is none."""
+    """In a container it is that of the quota."""
     Core = namedtuple("Core", ("user", "idle", "iowait", "steal"))
     other = Core(0, 0, 0, 99)
-    readings: Iterator[Any] = iter(
-        [[Core(10, 90, 0, 0), other], [Core(13, 94, 1, 2), other], OSError()] * 2
-    )
-
-    def cpu_times(percpu: bool) -> Any:
-        reading = next(readings)
-        if isinstance(reading, OSError):
-            raise reading
-        return reading
-
+    readings = iter([[Core(10, 90, 0, 0), other], [Core(13, 94, 1, 2), other]] * 2)
     now = [10.0]
-    monkeypatch.setattr(hardware.psutil, "cpu_times", cpu_times)
+    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda percpu: next(readings))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(hardware, "CGROUP", tmp_path)
     monkeypatch.setattr(hardware.time, "monotonic", lambda: now[0])
@@ -49,7 +38,6 @@ def test_cpu_load_is_of_the_cores_that_this_process_may_use(
         (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 2500000\n")
         load = sampler._cpu_load()
         assert load == pytest.approx({"cpu_utilisation": busy, "cpu_steal": 0.2})
-        assert sampler._cpu_load() == {}
 
 
 def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
@@ -63,41 +51,31 @@ def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
     uuid, handle = "GPU-aaaa-bbbb", "a GPU"
     properties = SimpleNamespace(uuid="aaaa-bbbb")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    watts = iter([100_000, 300_000, 200_000, 200_000, 500_000])
-    shares = iter([0, 50, 0, 100, 97])
-    at = [0]
-    # of an idle GPU too; the last reading is refused
-    clocks, reasons = {0: 210, 50: 1980, 100: 1500}, {0: 0x1, 50: 0x4, 100: 0x1}
+    # share of its time in which it is busy, watts, clock, what holds the clock down
+    readings = iter([(0, 100, 210, 1), (50, 300, 1980, 4), (100, 200, 1500, 1)])
+    now = [next(readings)]
 
-    def utilisation(_: Any) -> Any:
-        at[0] = next(shares)
-        return SimpleNamespace(gpu=at[0])
-
-    def known(values: dict[int, int]) -> int:
-        if at[0] not in values:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return values[at[0]]
+    def refused(_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     for name, read in {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": {uuid: handle}.__getitem__,
-        "nvmlDeviceGetPowerUsage": lambda asked: next(watts) if asked == handle else 0,
-        "nvmlDeviceGetUtilizationRates": utilisation,
-        "nvmlDeviceGetClockInfo": lambda *_: known(clocks),
-        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: known(reasons),
-        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3 * GIB),
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=now[0][0]),
+        "nvmlDeviceGetPowerUsage": lambda gpu: now[0][1] * 1000 * (gpu == handle),
+        "nvmlDeviceGetClockInfo": lambda *_: now[0][2],
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: now[0][3],
+        "nvmlDeviceGetMemoryInfo": refused,
     }.items():
         monkeypatch.setattr(pynvml, name, read)
     sampler = Sampler(torch.device("cuda:0"), cores=2.0)
-    for count, expected in (
-        (4, (0.375, 200.0, 1740.0, 0.5)),
-        (1, (0.97, 500.0, None, None)),
-    ):
-        for _ in range(count):
-            sampler._add(sampler._gpu_load())
-        found = sampler.read()
-        assert tuple(found[name] for name in OF_A_GPU.values()) == expected
-        assert found["device_gib"] == 3.0
+    sampler._add(sampler._gpu_load())
+    for now[0] in readings:
+        sampler._add(sampler._gpu_load())
+    found = sampler.read()
+    mean = (0.5, 200.0, 1740.0, 0.5)
+    assert tuple(found[name] for name in OF_A_GPU.values()) == mean
+    assert found["device_gib"] is None
 
 
 SHARING = """
@@ -109,9 +87,7 @@ sys.stdin.read()
 """
 
 
-def test_host_memory_counts_children_and_shared_pages_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_host_memory_counts_children_and_shared_pages_once() -> None:
     """A process of 200 MiB, and its child that has 100 MiB of its own beside them."""
     words, pipe = [sys.executable, "-c", SHARING], subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as parent:
@@ -120,5 +96,3 @@ def test_host_memory_counts_children_and_shared_pages_once(
         found = host_gib(parent.pid)
     assert 0.29 < found < 0.36
     assert host_gib(parent.pid) == 0.0, "it is gone"
-    monkeypatch.setattr(hardware, "_pss", lambda _: None)
-    assert host_gib() >= psutil.Process().memory_info().rss / GIB * 0.9

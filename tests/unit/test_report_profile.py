@@ -14,11 +14,11 @@ from report.profile import SKIPPED, STEPS, WARMUP, profiler
 def run(folder: Path, steps: int) -> list[str]:
     """What it warned of."""
     weight, said = torch.ones(8, 8), list[str]()
-    with profiler(folder, enabled=True, warn=said.append) as profile:
+    with profiler(folder, enabled=True, warn=said.append) as step:
         for _ in range(steps):
             with torch.profiler.record_function("one_step"):
                 torch.mm(weight, weight)
-            profile.step()
+            step()
     return said
 
 
@@ -44,5 +44,3 @@ def test_a_run_shorter_than_the_trace_says_so(tmp_path: Path) -> None:
     (line,) = run(tmp_path, steps=SKIPPED + WARMUP - 1)
     assert "not written: it takes 18 steps and there were 7;" in line
     assert not list(tmp_path.iterdir())
-    (line,) = run(tmp_path, steps=SKIPPED + WARMUP + 4)
-    assert "cut short" in line and "there were 12;" in line
