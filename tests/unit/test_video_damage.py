@@ -36,7 +36,7 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         file.mux(stream.encode(None))
     return {
         "empty": (b"", "empty file"),
-        "text.txt": (b"hello\n" * 100, "no known video container"),
+        "page.mp4": (b"<html>", "cannot be read: Invalid data"),
         "cut.mp4": (plain[: len(plain) // 2], "cannot be read: Invalid data"),
         "cut-fast.mp4": (fast[: len(fast) * 7 // 10], "cut short or damaged"),
         "sound.mp4": (sound.read_bytes(), "has no video"),
