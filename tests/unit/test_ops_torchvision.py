@@ -11,7 +11,7 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from loaders._ops import operated
+from loaders._ops import OPERATIONS, operated
 from plan import affine, ops
 from plan.ops import Op
 
@@ -112,6 +112,10 @@ MOVED: dict[str, tuple[Any, Callable[[bool], Change]]] = {
         for angle in (27.3, -131.0)
     },
 }
+
+
+def test_every_operation_can_be_done() -> None:
+    assert OPERATIONS.keys() == {*Op} and 0 not in OPERATIONS
 
 
 @pytest.mark.parametrize("name", SINGLE)
