@@ -43,9 +43,7 @@ SWEEPS: dict[str, str] = {
     },
     # demos, benchmarks and installations as a whole
     f"{UNIT}distributed.py::*[2]": "three ranks",
-    f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
-    f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
     f"{RUNS}start_up.py::*[superres]": "classification and video",
     f"{UNIT}bench_loader.py::test_a_pass_over_images*[dali-proxy]": "a DataLoader beside DALI",
 }

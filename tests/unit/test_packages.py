@@ -28,6 +28,7 @@ OPTIONAL = {
         "albumentations",
         "apex",
         "kornia",
+        "trackio",
         "mlflow",
         "onnx",
         "onnxruntime",

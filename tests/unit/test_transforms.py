@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,20 @@ def test_other_loaders_and_tasks_refuse_it(tmp_path: Path) -> None:
         parse([*argv, "--loader", "dali-fed"])
     for task in ("detection", "video"):
         assert not kind_named(task).reads("transforms")
+
+
+def test_the_pages_example_changes_colours_as_torch_is_seeded() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
+
+    def changed(seed: int) -> Array:
+        torch.manual_seed(seed)
+        found: Array = names["colours"](image, np.random.default_rng(seed))
+        assert (found.shape, found.dtype) == (image.shape, image.dtype)
+        return found
+
+    assert np.array_equal(changed(1), changed(1))
+    assert not np.array_equal(changed(1), changed(2))

@@ -75,4 +75,7 @@ def test_a_run_that_was_killed_in_its_last_validation(tmp_path: Path) -> None:
         and found["finished"]
         and found["rate"]["steady"] == 9.0
     )
-    assert "its rates of the part that ended at step 18 stay" in told.stream.getvalue()
+    assert (
+        "nothing was left to train, its rates stay as they were"
+        in told.stream.getvalue()
+    )
