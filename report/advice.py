@@ -15,6 +15,8 @@ IDLE = 0.6
 """CPU cores in use to less than this share wait for something else."""
 WORTH = 0.1
 """Gain from which on a prediction is the advice."""
+FEW_STEPS = 20
+"""Steps of an epoch below which the wait for its first batches counts: no loader reads them before it begins."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
 Summary = Mapping[str, Any]
 
@@ -52,6 +54,12 @@ def advice(summary: Summary) -> str:
     gpu = bool(look_up(summary, "hardware.gpu"))
     if bound == "compute" and gpu and summary.get("precision") == "fp32":
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
+    steps = summary.get("epoch_steps") or FEW_STEPS
+    if steps < FEW_STEPS and (look_up(summary, "data_wait.share") or 0) > WORTH:
+        return (
+            f"An epoch has {steps} steps, and each begins with a wait for its first batches: measure with more files "
+            "(scripts.link_set), or give an epoch more steps by a smaller --batch-size."
+        )
     for one in summary.get("what_if") or []:
         if one["settings"] and one["gain"] > WORTH:
             unit = look_up(summary, "rate.unit") or "img/s"

@@ -209,6 +209,7 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     if "--loader synthetic" not in words and "--data" not in words:
         command += ["--data", str(data)]
     command += ["--output", str(folder)]
+    command = ["env", *case.get("env", "").split(), *command]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".log").open("w") as log:
         code = ran(command, log, LIMIT_S)

@@ -22,7 +22,7 @@ from loaders.images._dali_rows import Known, Prepared
 
 DEPTH = 2
 """Batches that DALI has under way."""
-HARDWARE_SHARE = 0.65
+HARDWARE_SHARE = 0.8
 """Share of the JPEGs for nvJPEG's hardware engines. The SMs decode the rest, once threads of the host have undone
 their Huffman code: docs/benchmarks/train.md."""
 FEW_THREADS = 8

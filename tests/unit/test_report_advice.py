@@ -41,6 +41,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", ceiling={"compute": None, "loader": None}), "--ceilings true"),
     (summary("compute", precision="fp32"), "--precision fp16 or bf16"),
     (summary("compute"), "more GPUs"),
+    (
+        summary("loader", epoch_steps=4, data_wait={"share": 0.3}),
+        "An epoch has 4 steps",
+    ),
+    (summary("compute", epoch_steps=4, data_wait={"share": 0.01}), "more GPUs"),
+    (summary("compute", epoch_steps=20, data_wait={"share": 0.3}), "more GPUs"),
     # what is predicted of a setting goes before what is known of such runs
     (
         summary("compute", what_if=[NO_SETTING, GRAPHS]),
