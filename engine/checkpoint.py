@@ -467,6 +467,11 @@ class Resume:
         """Say what is not as in the checkpoint: settings (`config` is of Config.flat()), and the plan's
         `ordering` and samples a step.
         """
+        progress = self.progress
+        if progress.step and not self.evaluate:
+            report.info(
+                f"{self.origin}: goes on in epoch {progress.epoch + 1}, at step {progress.step:,}"
+            )
         others = [] if self.evaluate else self.changed(config)
         if others:
             report.info(

@@ -29,7 +29,7 @@ from report.console import Console
 from scripts import Parser, exit_code
 from scripts._stores import FORMATS, Packed, Writer, require
 from scripts.link_set import filled
-from settings.config import build
+from settings.config import GROUP_OF, build
 from system import storage
 
 Say = Callable[[int, int, str], None]
@@ -149,6 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb"
     )
     parser.add_argument("--source", default="auto", help="as of training")
+    parser.add_argument(
+        "--val-share", type=float, help="as of training: this share goes to val"
+    )
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
@@ -159,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     chosen = {
         name: value
-        for name in ("data", "source", "manifest_dir", "lmdb_label", "label_key")
-        if (value := getattr(options, name))
+        for name in vars(options).keys() & GROUP_OF.keys()
+        if (value := getattr(options, name)) is not None
     }
     settings = build(chosen).data
     console = Console()

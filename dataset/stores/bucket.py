@@ -67,15 +67,6 @@ def _stands_for(url: str, cache: Path) -> Path:
     return folder
 
 
-def first_object(url: str, cache: Path) -> str:
-    """Return the URL of a shard of the --data behind a URL. Raises UserError."""
-    folder = local(url, cache)
-    for split in SPLITS:
-        with suppress(OSError):
-            return read_text(folder / split / SHARDS).splitlines()[0]
-    raise UserError(f"--data {masked(url)} has no shards of {' or '.join(SPLITS)}")
-
-
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 

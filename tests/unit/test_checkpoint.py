@@ -341,5 +341,8 @@ def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
     for each in (*others, "crop_scale [0.1, 1.0] -> [0.2, 1.0]"):
         assert each in told
     assert told.count("->") == 4
+    content |= {"config": now, "progress": asdict(Progress(step=7, epoch=2))}
+    resume.tell(report, config=now, ordering="one", samples_a_step=8)
+    assert "goes on in epoch 3, at step 7" in report.info.call_args.args[0]
     assert Resume(content={"config": now}).changed(now) == []
     assert Resume().changed(now) == [], "a checkpoint that does not say"

@@ -90,6 +90,21 @@ def listed(tmp_path: Path) -> Path:
     return fill(data, {**FILES, **lists})
 
 
+def test_a_share_goes_to_val(tmp_path: Path) -> None:
+    data = fill(tmp_path / "data", FILES)
+    assert pack.main([*command(data, "tar"), "--val-share", "0.6"]) == 0
+
+    def names_of(split: Split) -> list[tuple[str, int]]:
+        names = [os.fsdecode(split.columns.entry(i)) for i in range(len(split.columns))]
+        return sorted(zip(names, split.columns.label.tolist(), strict=True))
+
+    wanted = opened(data, val_share=0.6)
+    found = opened(data.parent / "tar")
+    for name, split in wanted.items():
+        assert sorted(all_read(found[name].source)) == sorted(all_read(split.source))
+        assert names_of(found[name]) == names_of(split)
+
+
 @FORMATS
 def test_a_line_that_comes_twice(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
