@@ -23,8 +23,8 @@ class ModelClasses:
     origin: str  # what they are of, to begin a message: "--resume runs/a/best.pt"
     published: bool = False  # weights that others have published: folders may have other names for the classes
 
-    def numbers(self, classes: Sequence[str]) -> tuple[Array, str]:
-        """Return the output of each class of the data, int64 [C], and a line to say.
+    def numbers(self, classes: Sequence[str]) -> tuple[Array, str, bool]:
+        """Return the output of each class of the data, int64 [C], a line to say, and whether it is a doubt.
 
         Raises UserError naming a class that the model does not have.
         """
@@ -48,13 +48,20 @@ class ModelClasses:
                         f"--data: class '{name}' and the outputs {outputs} of {self.origin} are not one "
                         "each: give each class a name of its own"
                     )
-            return np.array(numbers, np.int64), ""
+            return np.array(numbers, np.int64), "", False
         if self.published and all(
             name.isdecimal() and int(name) < len(self.names) for name in classes
         ):
             # ImageNet-V2's folders, 0 to 999, which sort as text
             said = f"--data: its {len(classes)} classes are numbers, taken as those of {self.origin}'s outputs"
-            return np.array([int(name) for name in classes], np.int64), said
+            return np.array([int(name) for name in classes], np.int64), said, False
+        if self.published and len(classes) == len(self.names):
+            said = (
+                f"--data: '{unknown[0]}' is no class of {self.origin}: the {len(classes)} classes of --data, "
+                "in the order of their names, are taken as the outputs; if they are others, the figures mean "
+                "nothing"
+            )
+            return np.arange(len(classes)), said, True
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         known = [f"'{name}'" for name in self.names if name not in (BACKGROUND, UNUSED)]
         shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)

@@ -24,8 +24,9 @@ from dataset.scan.file_tree import is_folder
 from dataset.stores import choose_source, source_named, what_holds
 from dataset.stores.bucket import local
 from dataset.stores.folder import Folder
-from dataset.stores.read_ahead import read_ahead
+from dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
 from dataset.synthetic import synthetic
+from system.resources import memory_bytes
 
 Content = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
@@ -172,9 +173,7 @@ def open_splits(
         for name, open_it in openers.items():
             with console.counting(name) as progress:
                 split = open_it(classes=classes, progress=progress, **how)
-            read_ahead(
-                split.source, read_threads, settings.cache_dir, settings.cache_gib
-            )
+            _set_reads(name, split, settings, read_threads, content, console)
             _tell(name, split, settings, content, console, classes)
             classes = split.columns.classes
             splits[name] = split
@@ -217,6 +216,32 @@ def _shared(
     return splits
 
 
+def _set_reads(
+    name: str,
+    split: Split,
+    settings: DataSettings,
+    threads: int | None,
+    content: Content,
+    console: Console,
+) -> None:
+    """Say how a split is read, and what that costs."""
+    far = read_ahead(split.source, threads, settings.cache_dir, settings.cache_gib)
+    if name != "train":
+        return
+    if far:
+        console.info(told_of_latency(split.source))
+    if content != "videos":
+        size = int(split.columns.size.sum())
+        line = told_of_size(
+            size,
+            len(split.columns),
+            memory_bytes(),
+            far=far and not settings.cache_dir,
+        )
+        if line:
+            console.info(f"train: {line}")
+
+
 def _tell(
     name: str,
     split: Split,
@@ -257,9 +282,9 @@ def _require_shared(settings: DataSettings, root: Path, content: Content) -> Non
 
 def _under(model: ModelClasses, split: Split, console: Console) -> Split:
     """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
-    numbers, said = model.numbers(split.columns.class_names)
+    numbers, said, doubtful = model.numbers(split.columns.class_names)
     if said:
-        console.info(said)
+        (console.warn if doubtful else console.info)(said)
     return replace(split, columns=split.columns.numbered(numbers, model.names))
 
 
@@ -377,7 +402,7 @@ def _open_annotated(
     # validation may have some of training's categories
     if classes is not None and columns.classes != classes:
         training = ModelClasses(names=classes, origin="the training set")
-        numbers, _ = training.numbers(columns.class_names)
+        numbers, _, _ = training.numbers(columns.class_names)
         columns = columns.numbered(numbers, classes)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 

@@ -93,7 +93,7 @@ def open_unlabelled(
         samples_of.setdefault(os.path.normpath(columns.path(sample)), []).append(sample)
     lines = (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
     why = dict(line.rsplit("\t", 1) for line in lines if "\t" in line) | refused
-    unread = f"cannot be read as {'an' if what == 'image' else 'a'} {what}"
+    unread = f"cannot be read as {file_tree.ARTICLE[what]} {what}"
     samples = np.full(len(paths), -1, np.int64)
     errors = {}
     for place, path in enumerate(paths):

@@ -380,8 +380,12 @@ class Staging:
             self._workers.stop()
         self._stop()
         self._stager.close()
+        self._let_go()
         if self._workers:
             self._workers.close()
+
+    def _let_go(self) -> None:
+        """End what else reads the workers' memory, before that goes."""
 
     def __enter__(self) -> Staging:
         return self

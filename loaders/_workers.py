@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import signal
 import threading
 import time
@@ -123,6 +124,7 @@ class Workers:
         stages: Stages | None = None,
     ) -> None:
         """Fork the workers. `name_of(id)` is the sample's name in messages; `stages` get their times."""
+        require_shared_memory(QUEUES_BYTES if workers else 0)
         stages = stages or Stages(workers)
         self.part_rows = min(part_rows, batch_size)
         self.part_bytes = part_bytes(self.part_rows)
@@ -448,3 +450,16 @@ def begin_worker(stop: Stop, parent: int) -> None:
     # workers share the cores: threads of torch's own in each of them would only take turns
     torch.set_num_threads(1)
     begin(stop, parent)
+
+
+def require_shared_memory(needed: int) -> None:
+    """Raise UserError when /dev/shm cannot hold what worker processes need there."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return
+    if needed > free:
+        raise UserError(
+            f"/dev/shm has {free / 2**20:.0f} MiB free and worker processes need "
+            f"{needed / 2**20:.0f} MiB there: docker run --shm-size=1g, or --workers 0"
+        )

@@ -153,8 +153,9 @@ class Boards(Board):
         path = folder / TRACKED
         runs: dict[str, str] = {}
         # a run that begins anew is another run to its trackers
-        if purge_step is not None and path.exists():
-            runs = json.loads(path.read_text(encoding="utf-8"))
+        if purge_step is not None:
+            with contextlib.suppress(OSError, ValueError):
+                runs = json.loads(path.read_text(encoding="utf-8"))
         for name in names:
             with self._guarded(name):
                 tracker = TRACKERS[name](

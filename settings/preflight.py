@@ -23,6 +23,7 @@ def begin(program: str) -> Any:
     Exits with code 2 and one line where a limit is too low to begin, and with 0 once --help or --help-all
     is answered.
     """
+    limits.open_streams()
     # a quarter of the imports' time went to looking for cycles among modules; `imported` ends it
     gc.disable()
     # imports leave nothing to tidy up

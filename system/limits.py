@@ -1,16 +1,32 @@
-"""Limits of this process, of addresses and open files: seen before a large import.
+"""Limits of this process, of addresses and open files, and its standard streams: seen before a large import.
 
 Behind such a limit libraries end the process in words of their own, or hang.
 """
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 
 LEAST_ADDRESSES = 6 << 30
 """Bytes of addresses that a run needs: torch's libraries take 3.5 GiB, more than they take of memory."""
 LEAST_FILES = 128
 """Open files that a run without worker processes needs, and a few more."""
+
+
+def open_streams() -> None:
+    """Give a program whose standard streams are closed, as those of a daemon, ones that go nowhere.
+
+    Else it has none to write to, and the first files that it opens get their numbers and their words.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for place, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # it stays open as long as the program runs
+            setattr(sys, name, open(place, "w" if place else "r", closefd=False))  # noqa: SIM115
 
 
 def too_low() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class CocoAP:
         self._evaluator = evaluator
         kinds = {"boxes": True, "masks": masks, "keypoints": keypoints}
         self._kinds = [kind for kind, there in kinds.items() if there]
-        self._decoded = 0
+        self._seen: list[int] = []  # samples that could be decoded
         self._not_finite: list[int] = []  # samples whose output is no number
         none = np.zeros(0, np.int64)
         points = columns.keypoints.shape[1]
@@ -77,13 +77,10 @@ class CocoAP:
         """
         rows = batch.rows
         assert rows is not None
-        for place in np.flatnonzero(rows.valid).tolist():
+        places = np.flatnonzero(rows.valid).tolist()
+        self._seen += rows.ids[places].tolist()
+        for place, found in zip(places, _on_host(outputs, places), strict=True):
             # `finite`, a bool, is what the detector says of it
-            found = {
-                name: values.float().cpu().numpy()
-                for name, values in outputs[place].items()
-            }
-            self._decoded += 1
             if all(
                 np.isfinite(values).all() for values in found.values()
             ) and found.get("finite", True):
@@ -109,11 +106,16 @@ class CocoAP:
 
     def _of_all(self, world: World) -> tuple[Detections, int, set[int]]:
         """Return what all ranks have: detections by image, images, and those whose output is no number."""
-        own = Detections.joined(self._parts), self._decoded, self._not_finite
+        own = Detections.joined(self._parts), self._seen, self._not_finite
         self._parts.clear()
-        parts, decoded, not_finite = zip(*world.gather(own), strict=True)
+        parts, seen, not_finite = zip(*world.gather(own), strict=True)
         lost = {sample for of_rank in not_finite for sample in of_rank}
-        return Detections.joined(parts), sum(decoded), lost
+        everyone = [sample for of_rank in seen for sample in of_rank]
+        if len({*everyone}) != len(everyone):
+            raise ValueError(
+                "an image was validated twice, so its objects would count twice: the plan or the loader is wrong"
+            )
+        return Detections.joined(parts), len(everyone), lost
 
     def _scored(self, detections: Detections, counts: dict[str, int]) -> dict[str, Any]:
         """Return the figures, and as `extras` results files, AP by class, and pictures."""
@@ -172,6 +174,26 @@ class CocoAP:
             masks=masks,
             keypoints=keypoints,
         ).taken(np.flatnonzero(category >= 0))
+
+
+def _on_host(
+    outputs: Sequence[dict[str, torch.Tensor]], places: Sequence[int]
+) -> Iterator[dict[str, Array]]:
+    """Yield the outputs of the images at these places as fp32, copied by one transfer a name."""
+    chosen = [outputs[place] for place in places]
+    if not chosen:
+        return
+    columns = {}
+    for name in {name: None for one in chosen for name in one}:
+        # not every detector says `finite`
+        values = [
+            torch.atleast_1d(one[name]) if name in one else one["scores"].new_ones(1)
+            for one in chosen
+        ]
+        ends = np.cumsum([len(each) for each in values])[:-1]
+        columns[name] = np.split(torch.cat(values).float().cpu().numpy(), ends)
+    for place in range(len(chosen)):
+        yield {name: column[place] for name, column in columns.items()}
 
 
 def spread(samples: int, count: int) -> list[int]:

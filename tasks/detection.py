@@ -324,11 +324,16 @@ class SquaresKind(DetectionKind):
 
 
 def _with_masks(columns: Any, arch: str, console: Console) -> Any:
-    """Return the columns without usable boxes that lack a segmentation, and say how many these are."""
+    """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
     drawn = (np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1)
-    without = np.count_nonzero(usable & ~drawn)
+    without = int(np.count_nonzero(usable & ~drawn))
+    if without and not (usable & drawn).any():
+        raise UserError(
+            f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
+            f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
+        )
     if without:
         console.warn(
             f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, "

@@ -79,9 +79,10 @@ class Start:
                 origin=f"--weights {weights}",
                 trained=(),
             )
+        config, told = _evaluated(checkpoint, config, given, origin)
         return cls(
-            config=_evaluated(checkpoint, config, given, origin),
-            told=[],
+            config=config,
+            told=told,
             weights=str(path),
             origin=origin,
             trained=tuple(checkpoint["classes"]),
@@ -232,8 +233,8 @@ class Start:
 
 def _evaluated(
     content: Mapping[str, Any], config: Config, given: Collection[str], origin: str
-) -> Config:
-    """Return the settings of an evaluation: the checkpoint's, but for those that were given."""
+) -> tuple[Config, list[str]]:
+    """Return the settings of an evaluation, and a line for each that is not the checkpoint's."""
     asked = {
         name: value
         for name, value in content["config"].items()
@@ -243,6 +244,7 @@ def _evaluated(
         name: value for name, value in content.get("used", {}).items() if name in TAKEN
     }
     chosen = config.flat()
+    told = []
     precision = asked.get("precision", "auto")
     trained = {**asked, **used, "arch": content["arch"], "precision": precision}
     for name in ("task", "arch"):
@@ -270,9 +272,20 @@ def _evaluated(
     ):
         if name in given:
             trained[other] = None
-    taken = {name: value for name, value in trained.items() if name in TAKEN}
+    for name in sorted(given):
+        if schema.FACTS[name].evaluation != "checkpoint" or chosen[name] == trained.get(
+            name, chosen[name]
+        ):
+            continue
+        here = f"--{name.replace('_', '-')} {_shown(chosen[name])}"
+        told.append(
+            f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}"
+        )
+    taken = {
+        name: value for name, value in trained.items() if name in TAKEN or name in used
+    }
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
-    return _without_training(schema.build(flat, origin=origin))
+    return _without_training(schema.build(flat, origin=origin)), told
 
 
 def _without_training(config: Config) -> Config:
@@ -285,3 +298,9 @@ def _without_training(config: Config) -> Config:
             if facts.evaluation == "unused"
         }
     )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "default" if value is None else str(value)

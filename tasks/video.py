@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Figure, Metric, Plan, Rows, World
+from contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, World
+from dataset.model_classes import ModelClasses
+from dataset.open import Console
+from dataset.videos.columns import Videos
 from models import Native, Registry
 from models import video as architectures
 from plan.clips import ClipPlan
@@ -132,6 +135,37 @@ class VideoKind(ClassificationKind):
     # layer3)
     cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
+
+    def splits(
+        self,
+        config: Config,
+        loader: str,
+        console: Console,
+        model: ModelClasses | None = None,
+    ) -> dict[str, Split]:
+        """Open both, and say which videos are shorter than a clip. Raises UserError."""
+        splits = super().splits(config, loader, console, model)
+        clips = config.clips
+        span = (clips.clip_frames - 1) * clips.clip_stride
+        only = {"val": splits["val"]} if splits["train"] is splits["val"] else splits
+        for name, split in only.items():
+            columns = split.columns
+            if not isinstance(columns, Videos):
+                continue
+            least: Any = span + 1
+            if clips.clip_fps is not None:  # a video of one frame has no rate
+                least = np.where(
+                    columns.fps > 0,
+                    np.floor(span * columns.fps / clips.clip_fps) + 1,
+                    1 + (span > 0),
+                )
+            short = np.count_nonzero(columns.frames < least)
+            if short:
+                console.warn(
+                    f"{name}: {short} of {len(columns)} videos are shorter than a clip "
+                    "and show their last frame again"
+                )
+        return splits
 
     def plans(
         self, config: Config, splits: Splits, native: Native, **ranks: int

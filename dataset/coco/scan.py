@@ -85,10 +85,10 @@ def open_coco(
                 entries.remember(visits, [here, *listed.paths])
             listed.read_headers(entries, mine, made, say, max_pixels)
             lost = np.bincount(image_of[image_of >= 0], minlength=len(mine))
-            listed.fit(entries, exif, mine, lost, rejects)
+            turned = listed.fit(entries, exif, mine, lost, rejects)
             if exif == "stored":
                 used = np.rec.array(listed.headers[listed.good])
-                warnings.append(told_of_exif(used))
+                warnings.append(told_of_exif(used, turned))
             warnings.append(listed.warning)
         else:
             listed.headers["height"], listed.headers["width"] = listed.sizes.T
@@ -312,10 +312,11 @@ class _Images:
         wanted: Array,
         annotations: Array,
         rejects: Rejects,
-    ) -> None:
+    ) -> int:
         """Leave out images whose file has another size than the annotation file says.
 
-        `annotations` [n] are the numbers of annotations that are lost with an image.
+        Return how many of them would fit after EXIF's turn. `annotations` [n] are the numbers of annotations
+        that are lost with an image.
         """
         headers = self.headers
         stored = np.column_stack([headers["height"], headers["width"]])
@@ -334,6 +335,7 @@ class _Images:
                 why += f"; with {annotations[i]} annotations"
             rejects(entries.shown(self.paths[i]), f"image {self.ids[i]}: {why}")
         headers["size"][~fits] = -1
+        return int(turned.sum())
 
 
 def _below(name: str, prefixes: list[str]) -> str:

@@ -68,14 +68,20 @@ def as_shown(columns: C) -> C:
     return replace(columns, height=height, width=width, exif=turns)
 
 
-def told_of_exif(columns: Any) -> str:
-    """Return a warning of images that EXIF turns and that are taken as stored; "" where there are none."""
+def told_of_exif(columns: Any, left_out: int = 0) -> str:
+    """Return a warning of images that EXIF turns and that are taken as stored; "" where there are none.
+
+    So many more were `left_out` for their annotations are of the size that viewers show.
+    """
     turned = int(np.count_nonzero(shown_by(columns)))
-    if not turned:
+    if not turned and not left_out:
         return ""
+    without = ""
+    if left_out:
+        without = f" and {left_out:,} left out, whose annotations are of the size shown"
     return (
-        f"EXIF asks viewers to turn {turned:,} of {len(columns.orientation):,} images, which are taken as they are "
-        "stored, as torchvision does; --exif shown turns them"
+        f"EXIF asks viewers to turn {turned + left_out:,} of {len(columns.orientation) + left_out:,} images: "
+        f"{turned:,} are taken as they are stored, as torchvision does{without}; --exif shown turns them"
     )
 
 

@@ -71,7 +71,7 @@ def open_images(
     `unread` images are not opened before a plan draws them. The columns `beside` a packed store are taken in
     place of a scan, where they fit. Of several processes that call this at once one scans and the others
     wait. What claims more than `max_pixels` is left out. `workers` processes read headers; 0 = four a core,
-    32 at most, for they wait for the storage. `progress(done, total, what)` is called now and then;
+    32 at most, for they wait for the storage. `progress(done, total, what)` is called a few times a second;
     total is 0 while it is not known. Raises UserError.
     """
     real = Path(os.path.realpath(data))

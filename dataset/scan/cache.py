@@ -10,6 +10,7 @@ the scans of images, of videos and of COCO's files.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -54,7 +55,7 @@ def remembered(
     """
     # before the lock: a scan that another process finishes while this one waits is new enough for `rescan`
     called = time.time()
-    say = progress or _silent
+    say = _throttled(progress)
     real = Path(os.path.realpath(data))
     # a name that people know again, and a digest that tells folders of one name apart
     digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
@@ -85,14 +86,13 @@ def remembered(
             path = os.fsencode(path)
             if not path.startswith(os.fsencode(home)):
                 raise storage.end_scan(error, manifest.printable(path)) from error
+        # another folder would not help
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise storage.fault(error, str(home), storage.SCAN_AGAIN) from error
         raise UserError(
             f"the manifest cannot be written to {cache}: {error.strerror or error}; "
             "choose another folder with --manifest-dir"
         ) from error
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    """Show no progress."""
 
 
 @contextmanager
@@ -251,3 +251,17 @@ def nothing_found(
         return NothingFound(message, ": no file is there")
     why = f"; left out: {rejects.count}, first {rejects.first}"
     return NothingFound(message, why)
+
+
+def _throttled(progress: Progress | None) -> Progress:
+    """Pass on at most ten calls a second, and the last one."""
+    last = 0.0
+
+    def say(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if progress and (now - last >= 0.1 or done == total):
+            last = now
+            progress(done, total, what)
+
+    return say

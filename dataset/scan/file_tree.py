@@ -46,18 +46,21 @@ PIECE = 10_000
 """Files that `walk` yields at once: bounds the memory, and progress is told of as often."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
 NO_DATA = "belongs to the storage, and not to the data"
+ARTICLE = {"image": "an", "video": "a"}
 
 
 def labels(
     root: Path,
     classes: Sequence[str] | None,
+    visits: list[Visit],
     reject: Reject,
     wanted: Literal["image", "video"] = "image",
 ) -> dict[str, int]:
     """Return the label of each class folder (or link to one) in root.
 
     It is the place in `classes`, else among the sorted names, as in ImageFolder. What lies beside the class
-    folders goes to `reject`.
+    folders goes to `reject`, and so does a folder without a file that none of the `classes` is; such folders
+    are added to `visits`.
     """
     try:
         names = [name for name in names_below(root) if not name.startswith(".")]
@@ -69,7 +72,14 @@ def labels(
         if name in OF_THE_STORAGE:
             reject(path, NO_DATA)
         elif is_folder(path):
-            found.append(name)
+            if (
+                classes is not None
+                and name not in classes
+                and not _holds_file(root, name, visits)
+            ):
+                reject(path, f"class without {ARTICLE[wanted]} {wanted}")
+            else:
+                found.append(name)
         elif os.path.islink(path) and not os.path.exists(path):
             reject(path, BROKEN_LINK)
         elif _is_media(name, wanted):
@@ -91,6 +101,12 @@ def _is_media(name: str, wanted: str) -> bool:
     guessed = mimetypes.guess_type(name, strict=False)[0] or ""
     other = wanted == "video" and name.lower().endswith((".mkv", ".ts"))
     return other or guessed.startswith(f"{wanted}/")
+
+
+def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:
+    """Whether any file lies below a folder, as far as it can be listed. A file that comes later is seen."""
+    files = walk(os.fsencode(root), os.fsencode(name), [], visits, lambda *_: None)
+    return next(files, None) is not None
 
 
 def is_folder(path: str | bytes | Path) -> bool:
@@ -289,12 +305,14 @@ def walk(
 ) -> Iterator[list[bytes]]:
     """Yield the files below root/folder, relative to root, in the order of their bytes, a piece at a time.
 
-    Follows links, but not to a folder that the link lies in, which would be for ever; `above` are those above
-    root/folder. Hidden files and folders are passed over. What is no file, and folders that are gone by now, go to
-    `reject`; every folder seen is added to `visits`. Raises StorageFault for a folder that may not be listed.
+    Follows links, but not to a folder that the link lies in, or a second time to the same one, since links
+    that lead to links would be followed for ever; `above` are those above root/folder. Hidden files and
+    folders are passed over. What is no file, and folders that are gone by now, go to `reject`; every folder
+    seen is added to `visits`. Raises StorageFault for a folder that may not be listed.
     """
     inside = [*above]
     entered: list[Iterator[bytes]] = []
+    linked = set[tuple[int, int]]()
 
     def enter(folder: bytes) -> None:
         """List a folder, whose names then come next, or give it to `reject`."""
@@ -304,6 +322,11 @@ def walk(
             if identity in inside:
                 reject(path, "link to a folder that it lies in")
                 return
+            if os.path.islink(path):
+                if identity in linked:
+                    reject(path, "link to a folder that another link has led to")
+                    return
+                linked.add(identity)
             visits.append(seen)
             settle(seen[1])
             names, others = _asked(partial(_names_in, path), path)

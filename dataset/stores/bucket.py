@@ -32,7 +32,7 @@ from system.user_files import open_bytes, read_text
 
 SHARDS = "shards.txt"
 """The list of shards in a split's folder: a URL a line, or a name below the folder that this list lies in."""
-UNLISTED = f"name the shards by their URLs in train/{SHARDS} of a local folder"
+UNLISTED = f"train/{SHARDS} says what there is"
 CLASSES = "classes.txt"
 SPLITS = ("train", "val")
 
@@ -59,7 +59,7 @@ def _stands_for(url: str, cache: Path) -> Path:
         if error.filename and is_url(os.fsdecode(error.filename)):
             then = "start again once it answers"
             if error.errno == errno.EKEYREJECTED:
-                then = f"give credentials with the right to list and to read it, or {UNLISTED}"
+                then = f"give credentials with the right to read it; without that to list, {UNLISTED}"
             raise storage.fault(error, f"--data {masked(url)}", then) from None
         raise UserError(
             f"{cache} cannot be written: {error.strerror}; choose another folder with --manifest-dir"
@@ -102,6 +102,9 @@ def _copy(task: tuple[str, Path]) -> None:
                     f"{file}\n" for file in shards
                 ).encode()
     if not copied and not written:
+        if not url.startswith("http"):
+            with suppress(FileNotFoundError):
+                remote.children(url)  # whoever may not list it is told so
         raise UserError(
             f"--data {masked(url)}: nothing is there that can be read: tar shards below train/ and val/ (or "
             f"train/{SHARDS}, which names them, where a server lists no folders)"
@@ -129,8 +132,8 @@ def _copy(task: tuple[str, Path]) -> None:
 
 
 def _there(urls: Sequence[str]) -> list[str]:
-    """Return those that are there, of URLs that the server does not list."""
-    heads = remote.heads(urls)
+    """Return those that are there, of URLs that the server may not list."""
+    heads = remote.heads(urls, unlisted=True)
     return [url for url, head in zip(urls, heads, strict=True) if head is not None]
 
 
@@ -160,7 +163,9 @@ def _children(url: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        if url.startswith("http") and "HTTP 40" in str(error.strerror):
+        if error.errno == errno.EKEYREJECTED or (
+            url.startswith("http") and "HTTP 40" in str(error.strerror)
+        ):
             return []  # a server that forbids lists may still give what it is asked for by name
         raise
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts import Array, Split, UserError
+from contracts import MAX_PIXELS, Array, Split, UserError
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.scan import file_tree
@@ -144,9 +144,16 @@ def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Sp
 
 
 def open_folder(
-    root: Path, *, classes: Sequence[str] | None = None, **how: Any
+    root: Path,
+    *,
+    cache: Path,
+    classes: Sequence[str] | None = None,
+    rescan: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    workers: int = 0,
+    progress: Progress | None = None,
 ) -> Images:
-    """Return the columns of root/<class>/**/*, from the cache when no folder has changed since.
+    """Return the columns of root/<class>/**/*, from `cache` when no folder has changed since.
 
     The classes are the sorted names of the folders that hold an image; the rest is as in
     dataset.images.scan.open_images. Raises UserError.
@@ -162,7 +169,7 @@ def open_folder(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         file_tree.remember(visits, os.fsencode(real))
-        labels = file_tree.labels(real, classes, rejects)
+        labels = file_tree.labels(real, classes, visits, rejects)
         file_tree.list_files(real, labels, made, visits, rejects, say)
         return labels
 
@@ -173,5 +180,9 @@ def open_folder(
         key=[],
         where=f"{real}/<class>/",
         classes=classes,
-        **how,
+        cache=cache,
+        rescan=rescan,
+        max_pixels=max_pixels,
+        workers=workers,
+        progress=progress,
     )

@@ -116,6 +116,12 @@ class Store:
             with environment.begin(buffers=True) as transaction:
                 state = (*look, transaction.id())
                 if self._state is None:
+                    kinds = environment.open_db(None, transaction).flags(transaction)
+                    if kinds["dupsort"] or kinds["integerkey"] or kinds["reverse_key"]:
+                        raise UserError(
+                            f"--data: {self.file} has several values a key, or keys that are no names; write "
+                            "one value a key, with names as keys"
+                        )
                     self._state = state
                 elif self._state != state:
                     raise self._changed(key)

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,8 @@ TRY_LATER = (408, 425, 429)
 """HTTP's errors of a client that pass; the others of 400 to 499 do not."""
 TOGETHER = 32
 """Requests at once where many heads are asked for."""
+NO_CREDENTIALS = re.compile("Credential|SSO|ProfileNotFound|TokenRetrieval")
+"""Part of the names of the errors that libraries raise where they find no credentials."""
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime")
 
 
@@ -154,7 +157,7 @@ def tried(url: str, action: Callable[[Any], T]) -> T:
     """Return action(file system); what may pass is tried again.
 
     Raises FileNotFoundError, and OSError with a number that is the storage's, both without credentials; and
-    UserError where there is no such bucket.
+    UserError where there is no such bucket, or no credentials are found.
     """
     system = _system(url)
     for pause_s in (*PAUSES_S, None):
@@ -189,6 +192,11 @@ def tried(url: str, action: Callable[[Any], T]) -> T:
                     masked(url),
                 ) from None
             passes = status is None or status >= 500 or status in TRY_LATER
+            if pause_s is None and NO_CREDENTIALS.search(said):
+                raise UserError(
+                    f"{masked(url)}: no credentials are found ({said}); docs/data.md says where they are "
+                    "looked for"
+                ) from None
             if pause_s is None or not passes:
                 raise OSError(errno.EREMOTEIO, said, masked(url)) from None
         time.sleep(pause_s * random.SystemRandom().uniform(1, 2))
@@ -288,14 +296,20 @@ def opened(url: str, expected: tuple[int, int]) -> Iterator[ReadAt]:
         raise Rejected("no such object") from None
 
 
-def heads(urls: Sequence[str]) -> list[Head | None]:
-    """Return the head of each object, None where there is none; some requests at once."""
+def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
+    """Return the head of each object, None where there is none; some requests at once.
+
+    Whoever may not list a bucket is told 403 of an object that is not there: with `unlisted` that is None.
+    """
 
     def head_or_none(url: str) -> Head | None:
         try:
             return head(url)
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            denied = error.errno == errno.EKEYREJECTED
+            if isinstance(error, FileNotFoundError) or (unlisted and denied):
+                return None
+            raise
 
     with ThreadPoolExecutor(TOGETHER) as threads:
         return list(threads.map(head_or_none, urls))

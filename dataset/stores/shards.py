@@ -49,6 +49,7 @@ from system import processes, storage
 from system.resources import cores
 from system.user_files import NOT_REGULAR, open_bytes
 
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 FEW = 64 << 20
 """Bytes of shards that threads have walked before processes have started."""
 WINDOW = 8 << 10
@@ -289,7 +290,8 @@ class Walk:
     def rows(self, rejects: Rejects, say: Progress) -> list[Row]:
         """Walk all shards, and return their images in the order of the names. Raises UserError.
 
-        Where an image has no name, or two have the same, each is named by its shard, and its row or its own name.
+        Where an image has no name, or two have the same and other bytes or labels, each is named by its shard,
+        and its row or its own name.
         """
         shards = self.shards
         count = len(shards.names)
@@ -317,10 +319,26 @@ class Walk:
                 "mend that, and start again"
             ) from None
         rows.sort(key=itemgetter(0, 1))
-        twice = any(one == other for (one, *_), (other, *_) in pairwise(rows))
-        if twice or (rows and not rows[0][0]):
+        twice = (pair for pair in pairwise(rows) if pair[0][0] == pair[1][0])
+        if (rows and not rows[0][0]) or not all(map(self._same, twice)):
             rows = self._by_shard(rows)
         return rows
+
+    def _same(self, pair: tuple[Row, Row]) -> bool:
+        """Whether two rows have the same bytes and label, as where one file was packed twice: one name will do."""
+        contents = []
+        first = pair[0][2]
+        for _, shard, entry in pair:
+            alike = (entry.size, entry.label) == (first.size, first.label)
+            if entry.row < 0 or not alike:
+                return False
+            try:
+                with reading(self.shards.folder), self.shards.opened(shard) as read_at:
+                    contents.append(read_at(entry.offset, entry.size))
+            except Rejected as why:
+                path = printable(self.shards.path(shard))
+                raise UserError(f"--data: {path}: {why}; start again") from None
+        return contents[0] == contents[1]
 
     def _by_shard(self, rows: Sequence[Row]) -> list[Row]:
         names = self.shards.names
@@ -441,10 +459,17 @@ class ShardStore:
         )
 
     def _names(self, folder: Path) -> list[str]:
-        """Return the sorted names of the shards in a folder. Raises OSError."""
+        """Return the sorted names of the shards in a folder. Raises UserError and OSError."""
+        names = file_tree.names_below(folder)
+        packed = [name for name in names if name.endswith(COMPRESSED)]
+        if packed:
+            raise UserError(
+                f"--data: {folder / packed[0]} is compressed, so that no sample can be read without all before "
+                "it; unpack it (gunzip -k, unxz -k, unzstd), and move it elsewhere"
+            )
         return [
             name
-            for name in file_tree.names_below(folder)
+            for name in names
             if name.endswith(self.ending) and not name.startswith(".")
         ]
 
@@ -536,7 +561,7 @@ class ShardStore:
             listing,
             # another number for another rule of what is a sample; of files their dates tell of a change
             key=[
-                f"{self.name} 5",
+                f"{self.name} 4",
                 split,
                 labels,
                 named,

@@ -43,6 +43,8 @@ def read_list(
     rows = []
     for number, text, label, start, end in _lines(lines, rejects):
         name = os.fsencode(text)
+        if b"\0" in name:
+            raise lines.wrong(number, "has a NUL in its path")
         # out of a folder that the path has named, which may be a link
         if b"/../" in name.removeprefix(b"../"):
             name = os.path.realpath(os.path.join(folder, name))

@@ -70,7 +70,7 @@ def open_videos(
                 used = {names[label] for label in np.unique(samples["label"]).tolist()}
             else:
                 fixed = False
-                labels = file_tree.labels(real, classes, rejects, "video")
+                labels = file_tree.labels(real, classes, visits, rejects, "video")
                 total = file_tree.list_files(real, labels, made, visits, rejects, say)
                 names = sorted(labels, key=labels.__getitem__)
                 samples = np.zeros(total, SAMPLE)

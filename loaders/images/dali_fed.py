@@ -138,9 +138,11 @@ class DaliFed(Staging):
 
     def close(self) -> None:
         super().close()
-        self._runner.close()
         if self._gpu:
             release_memory()
+
+    def _let_go(self) -> None:
+        self._runner.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         for (images, _), batch in self.stages.waited(

@@ -76,8 +76,7 @@ class PairedLoader(Staging):
         )
         self.in_flight = self._workers.in_flight * self._sharing + 2
 
-    def close(self) -> None:
-        super().close()
+    def _let_go(self) -> None:
         self._larger.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:

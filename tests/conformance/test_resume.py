@@ -42,3 +42,26 @@ def test_abandoned_iterators_leave_no_pixels_behind(
         assert not list(loader.batches(0, quick.samples))
         found = joined(seen(batch, feed) for batch in loader.batches(1, 0))
     checks.same_samples(found, 0, whole, 0, lone_backend.repeat_difference)
+
+
+def test_ids_whatever_was_asked_before(any_backend: Backend, quick: Scene) -> None:
+    """Tails, nothing at all, and iterators that are abandoned after none, one or several batches."""
+    feed = quick.feed(any_backend.device, batch_size=5, image_size=32)
+    tails = [
+        *itertools.product((0, 1, 7), (0, 5, 13)),
+        (0, quick.samples),
+        (0, quick.samples - 4),
+    ]
+    asked: list[tuple[int, int, int | None]] = [
+        (epoch, first, None) for epoch, first in tails
+    ]
+    asked += [(taken, 0, taken) for taken in (0, 1, 3, 0, 0, 2, 1)]
+    with any_backend.open(feed) as loader:
+        for epoch, first, taken in (*asked, (1, 0, None)):
+            ids = [
+                batch.ids.tolist()
+                for batch in itertools.islice(loader.batches(epoch, first), taken)
+            ]
+            assert ids == [
+                rows.ids.tolist() for rows in feed.plan.rows(epoch, first)[:taken]
+            ]

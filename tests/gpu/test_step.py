@@ -104,3 +104,17 @@ def test_a_checkpoint_is_of_its_step(device: torch.device) -> None:
             graph.replay()
             assert copied.is_pinned()
             assert set(copied[:: 1 << 16].tolist()) == {3 * step - 2}
+
+
+def test_two_ranks_with_sync_bn_train_like_one(tmp_path: Path) -> None:
+    """Statistics of batch norm are of both ranks' rows: those of one rank with twice the batch."""
+    folder = small_images(tmp_path, 24, 24)
+    flags = "--steps 1 --val-every 0 --graphs false --precision fp32 --batch-size"
+    means = []
+    for ranks, more in ((1, "12"), (2, "6 --sync-bn true"), (2, "6")):
+        path = launched(ranks, folder, f"{flags} {more}") / "last.pt"
+        state = torch.load(path, weights_only=True, map_location="cpu")["model"]
+        names = [name for name in state if name.endswith("running_mean")]
+        means.append(torch.cat([state[name] for name in names]))
+    one, synced, apart = means
+    assert (synced - one).abs().max() < 1e-3 < (apart - one).abs().max()

@@ -342,3 +342,31 @@ def test_one_rank_that_is_asked_to_stop_ends_it_for_all(
 
     one, other = on_ranks(2, work)
     assert one == other and one[1] == 1
+
+
+def test_a_rank_that_is_short_of_memory_steps_as_often_as_the_others(
+    clock: OwnClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("report.kernels._kernel_ms", lambda step, _: step() or 1.0)
+    monkeypatch.setattr("report.kernels._peak", lambda *_: 1.0)
+
+    def work(world: Threads) -> Any:
+        world.device = torch.device("cuda")
+        step = FakeStep(0.02, clock)
+        if world.rank:
+            step.forward = out_of_memory  # type: ignore[method-assign,assignment]
+        found = compute(step, world)
+        return found["kernel_ms"], "arithmetic_ms" in found, step.calls
+
+    one, other = on_ranks(2, work)
+    assert one == (1.0, True, other[2]) and other[:2] == (1.0, False)
+    # in a step itself nobody may go on: the others wait for this rank there
+    monkeypatch.setattr("report.kernels._kernel_ms", out_of_memory)
+    on_gpu = alone()
+    on_gpu.device = torch.device("cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        compute(FakeStep(0.02, clock), on_gpu)
+
+
+def out_of_memory(*_: Any) -> Any:
+    raise torch.OutOfMemoryError

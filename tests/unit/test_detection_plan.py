@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,11 @@ def test_mistakes_are_one_line(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_validation_is_by_size() -> None:
+    val = plan(61, policy=replace(FLIP, flip=0.0), training=False, batch_size=61)
+    sizes = val.rows(0, 0)[0].sizes.tolist()
+    assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), (
+        "upright ones last"
+    )

@@ -119,3 +119,16 @@ def test_a_validation_has_pictures(columns: Columns) -> None:
     assert list(extras["files"]) == ["detections.json"]
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
     assert len(extras["images"]["val/predictions"]) == 4
+
+
+def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:
+    # which is not trained on
+    root = without_segmentation(tmp_path, lambda annotation: annotation["iscrowd"] == 1)
+    masks, boxes = "maskrcnn_resnet50_fpn_v2", "fasterrcnn_resnet50_fpn_v2"
+    with pytest.raises(
+        UserError,
+        match=rf"^--arch {masks} .* none of the 9 boxes .* --arch {boxes} does",
+    ):
+        kind.splits(config_of(root, arch=masks), "torchvision", console[0])
+    kind.splits(config_of(root, arch=boxes), "torchvision", console[0])
+    assert "warning" not in console[1].getvalue()

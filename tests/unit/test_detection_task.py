@@ -292,3 +292,10 @@ def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
         result = measured(task, ([found] * len(rows), batch_of(task, rows)))
         assert (result["ap"], result["detections"]) == (0, 0)
         assert measured(task)["samples"] == 0
+
+
+def test_an_image_seen_twice_is_an_error(columns: Columns) -> None:
+    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
+    pair = (seen_in(columns, rows), batch_of(task, rows))
+    with pytest.raises(ValueError, match="validated twice"):
+        measured(task, pair, pair)

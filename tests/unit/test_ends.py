@@ -59,3 +59,17 @@ def test_what_slurm_sends_before_the_loop_listens(number: signal.Signals) -> Non
     code = f"import os, time; from settings import preflight; preflight.begin('x'); os.kill(os.getpid(), {number:d})"
     ended = subprocess.run([sys.executable, "-c", f"{code}; time.sleep(9)"], cwd=ROOT)
     assert ended.returncode == -signal.SIGTERM
+
+
+def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
+    """Its first file is not one of them, and what it says goes nowhere."""
+    code = (
+        "import sys; from settings import preflight; preflight.begin('x'); "
+        "file = open(sys.argv[1], 'w'); print('said', flush=True); "
+        "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
+    )
+    closed = f'"{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'
+    subprocess.run(
+        ["sh", "-c", closed, code, str(tmp_path / "a")], check=True, cwd=ROOT
+    )
+    assert (tmp_path / "a").read_text() == "True \n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torchvision
 
@@ -23,8 +24,8 @@ def test_names_are_found_in_any_order_and_unknown_ones_are_refused(
     classes: list[str],
 ) -> None:
     """Neither numbers nor as many names say that they are the same classes."""
-    outputs, said = OURS.numbers(["cow", "ant"])
-    assert (outputs.tolist(), said) == ([2, 0], "")
+    outputs, *said = OURS.numbers(["cow", "ant"])
+    assert (outputs.tolist(), said) == ([2, 0], ["", False])
     known = r"is none of the 3 classes of --resume a.pt \('ant', 'bee', 'cow'\)"
     with pytest.raises(UserError, match=known):
         OURS.numbers(classes)
@@ -45,17 +46,21 @@ def test_one_name_for_two_classes_is_refused() -> None:
 
 
 def test_classes_of_imagenet() -> None:
-    """Folders by name, ImageNet-V2's numbers, and a thousand other names, which are none."""
+    """Folders by name, ImageNet-V2's numbers, and a thousand other names, which are a doubt."""
     assert WNIDS.names == tuple(sorted(WNIDS.names)) and len(set(WNIDS.names)) == 1000
     wnids = ["n15075141", "n01871265", "n01440764"]  # as a part of ImageNet-A is
-    outputs, said = WNIDS.numbers(wnids)
-    assert (outputs.tolist(), said) == ([999, 101, 0], "")
+    outputs, *said = WNIDS.numbers(wnids)
+    assert (outputs.tolist(), said) == ([999, 101, 0], ["", False])
     numbers = sorted(map(str, range(1000)))
-    outputs, line = WNIDS.numbers(numbers)
+    outputs, line, doubtful = WNIDS.numbers(numbers)
     assert outputs.tolist() == [int(name) for name in numbers] != list(range(1000))
-    assert "are numbers" in line
+    assert "are numbers" in line and not doubtful
+    others = [f"class {i:03}" for i in range(1000)]
+    outputs, line, doubtful = WNIDS.numbers(others)
+    assert doubtful and "mean nothing" in line
+    assert np.array_equal(outputs, np.arange(1000))
     with pytest.raises(UserError, match="none of the 1000 classes"):
-        WNIDS.numbers([f"class {i:03}" for i in range(1000)])
+        WNIDS.numbers(others[:999])
 
 
 def test_published_names() -> None:
@@ -73,5 +78,11 @@ def test_published_names() -> None:
         published=True,
     )
     assert coco.numbers(["toothbrush", "person"])[0].tolist() == [90, 1]
+    assert (
+        video.classes("r3d_tiny", "a.pt")
+        == detection.classes("fcos_tiny", "a.pt")
+        == ()
+    )
+    assert classification.classes("resnet50", "last.pt") == ()
     file = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url.rpartition("/")[2]
     assert classification.classes("resnet50", f"downloads/{file}") == WNIDS.names

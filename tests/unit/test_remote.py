@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from contracts import Split, UserError
+from contracts import Split
 from dataset.open import are_files, open_splits
 from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
-from dataset.stores.mirror import mirrored
 from loaders._read_retry import read
 from scripts import pack
 from settings.config import build
@@ -79,9 +77,125 @@ def names(server: Server, folder: Path, query: str = "") -> Path:
     return folder
 
 
-def test_in_a_bucket_a_query_is_a_part_of_the_key() -> None:
-    assert remote.plain("s3://pets/a?#b 0.tar") == "s3://pets/a?#b 0.tar"
-    assert remote.plain("https://host/0.tar?X-Amz=1") == "https://host/0.tar"
+class Bucket:
+    """Stands in for s3fs: objects by key, and what a server answers whoever may not list, or read."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
+    lists = True
+    error: ClassVar[Exception | None] = None
+    tries = 0
+
+    def _found(self, url: str) -> bytes:
+        type(self).tries += 1
+        if self.error:
+            raise self.error
+        key = url.removeprefix("s3://")
+        if key not in self.objects:
+            raise FileNotFoundError(key) if self.lists else PermissionError(key)
+        return self.objects[key]
+
+    def info(self, url: str, **_: Any) -> dict[str, Any]:
+        data = self._found(url)
+        return {
+            "name": url,
+            "size": len(data),
+            "type": "file",
+            "ETag": str(zlib.crc32(data)),
+        }
+
+    def cat_file(
+        self, url: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        return self._found(url)[start:end]
+
+    def ls(self, url: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
+        if self.error:
+            raise self.error
+        if not self.lists:
+            raise PermissionError(url)
+        below = url.removeprefix("s3://")
+        inside = {
+            key.removeprefix(below) for key in self.objects if key.startswith(below)
+        }
+        names = {name[: name.find("/") + 1] or name for name in inside}
+        return [
+            {
+                "name": below + name,
+                "type": "directory" if name.endswith("/") else "file",
+            }
+            for name in names
+        ]
+
+
+@pytest.fixture
+def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Bucket]:
+    """The bucket pets, with shards whose keys have letters of URLs."""
+    shards(tmp_path / "set")
+    objects = {
+        f"pets/set/{path.parent.name}/a?#b {path.name}": path.read_bytes()
+        for path in (tmp_path / "set").rglob("*.tar")
+    }
+    monkeypatch.setattr(Bucket, "objects", objects)
+    monkeypatch.setattr(Bucket, "lists", True)
+    monkeypatch.setattr(Bucket, "error", None)
+    monkeypatch.setattr(remote, "PACKAGES", {})
+    monkeypatch.setattr(remote, "_systems", {})
+    monkeypatch.setattr(fsspec, "filesystem", lambda protocol, **how: Bucket())
+    return Bucket
+
+
+def test_keys_of_a_bucket_have_any_letter(pets: type[Bucket], tmp_path: Path) -> None:
+    split = opened("s3://pets/set", tmp_path)["train"]
+    assert sorted(all_read(split.source)) == sorted(FILES.values())
+    assert split.source.name(0).startswith("s3://pets/set/train/a?#b 0.tar:")
+
+
+def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> None:
+    """Its shards.txt say what there is; where there are none the line names the rights."""
+    pets.lists = False
+    said = refused(lambda: opened("s3://pets/set", tmp_path))
+    assert "access is denied (PermissionError); give credentials with the" in said
+    assert "train/shards.txt says what there is" in said
+    for place, key in enumerate([*pets.objects]):
+        folder = key.rpartition("/a?#b")[0]
+        pets.objects[f"{folder}/{place}.tar"] = pets.objects.pop(key)
+    for split in ("train", "val"):
+        names = [key for key in pets.objects if f"/{split}/" in key]
+        lines = "".join(f"{name.rpartition('/')[2]}\n" for name in names)
+        pets.objects[f"pets/set/{split}/shards.txt"] = lines.encode()
+    source = opened("s3://pets/set", tmp_path)["train"].source
+    assert sorted(all_read(source)) == sorted(FILES.values())
+
+
+class Answered(Exception):
+    """What botocore raises: code and status are in its answer."""
+
+    def __init__(self, code: str = "", status: int | None = None) -> None:
+        super().__init__("An error occurred")
+        about = {"HTTPStatusCode": status}
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": about}
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "said"),
+    [(404, 1, "no such object"), (503, 4, "HTTP 503")],
+    ids=["gone", "not-now"],
+)
+def test_an_object_that_is_gone_is_named_at_once(
+    status: int, asked: int, said: str, pets: type[Bucket]
+) -> None:
+    """By file systems that raise FileNotFoundError from their library's error, as s3fs does."""
+    pets.error = caused(FileNotFoundError("x"), Answered("", status))
+    pets.tries = 0
+    with pytest.raises(OSError, match=said) as caught:
+        remote.read("s3://pets/train/0.tar", 0, 9)
+    assert pets.tries == asked
+    assert isinstance(caught.value, FileNotFoundError) == (status == 404)
 
 
 FAULTS = ("500", "503", "reset", "cut", "429")
@@ -102,7 +216,8 @@ def test_no_sample_is_lost_doubled_or_changed(server: Server, tmp_path: Path) ->
     assert (
         opened(data, tmp_path, console)["train"].columns.folder == split.columns.folder
     )
-    assert server.asked.total() == before, "nothing is read anew"
+    assert server.asked.total() - before == 3, "whose latency is told, and nothing else"
+    assert "so 16 at once give at most" in console.said[0]
     source: Any = opened(data, tmp_path, read_threads=3)["train"].source
     assert source.reads_at_once == 3 and not source.alone_while_fast
     settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
@@ -263,56 +378,3 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     assert again.get(b"a", lambda: b"1" * 100) == b"1" * 100 and size() == 104
     (tmp_path / "file").write_bytes(b"")
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
-
-
-def test_the_folder_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure is tried again; an upload that fails is made up for by the next."""
-    there, here = tmp_path / "bucket/run", tmp_path / "here"
-    for name in (".hidden", "a/.hidden"):  # none is a run's file
-        fill(there, {name: b""})
-    url = f"file://{there}"
-    last = fill(here, {"last.pt": b"first"}) / "last.pt"
-    system = type(remote._system(url))
-    put = system.put_file
-    faults: list[int] = []
-
-    def faulty(*places: Any, **how: Any) -> Any:
-        if faults:
-            raise OSError(faults.pop(), "Input/output error")
-        return put(*places, **how)
-
-    monkeypatch.setattr(system, "put_file", faulty)
-    monkeypatch.setattr(remote, "apart", lambda work, item: work(item))
-    with mirrored(url, here, resuming=False) as upload:
-        assert upload
-        faults += [5, 5]
-        upload()
-        assert not faults and (there / "last.pt").read_bytes() == b"first"
-        last.write_bytes(b"second")
-        faults += [5] * 1000
-        with pytest.raises(UserError, match=rf"^--output {url} cannot be written: "):
-            upload()
-        assert (there / "last.pt").read_bytes() == b"first"
-        faults.clear()
-    with mirrored(url, tmp_path / "other", resuming=True):
-        assert (tmp_path / "other/last.pt").read_bytes() == b"second"
-        assert [path.name for path in (tmp_path / "other").iterdir()] == ["last.pt"]
-    # the upload of this one has failed, in an earlier part of the run
-    last.write_bytes(b"newer")
-    later = time.time() + 60
-    os.utime(last, (later, later))
-    with (
-        pytest.warns(UserWarning, match="here has newer files"),
-        mirrored(url, here, resuming=True),
-    ):
-        assert last.read_bytes() == b"newer"
-    assert (there / "last.pt").read_bytes() == b"newer"
-    os.utime(last, (0, 0))
-    fill(there, {"last.pt": b"of another host"})
-    with mirrored(url, here, resuming=True):
-        assert last.read_bytes() == b"of another host"
-    with (
-        pytest.raises(UserError, match="holds a run; continue it with --resume auto"),
-        mirrored(url, tmp_path / "third", resuming=False),
-    ):
-        pass

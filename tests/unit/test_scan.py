@@ -132,3 +132,16 @@ def test_processes_find_what_threads_find(
     assert reasons(alone) == reasons(shared)
     assert (len(shared), shared.fingerprint) == (272, alone.fingerprint)
     assert said[-1] == (300, 300, "reading headers")
+
+
+def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -> None:
+    """Each of twenty folders has two links to the next one: a million ways lead to the last."""
+    for level in range(20):
+        fill(tmp_path / "far", {f"{level}/{level}.jpg": JPEG})
+        for way in "ab" if level else "":
+            (tmp_path / f"far/{level - 1}/{way}").symlink_to(tmp_path / f"far/{level}")
+    (root / "cat").symlink_to(tmp_path / "far/0")
+    found = open_folder(root, cache=cache)
+    assert len(found) == 4 + 20
+    again = "link to a folder that another link has led to"
+    assert list(reasons(found).values()) == [again] * 19

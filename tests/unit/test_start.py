@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from contracts import UserError
 from models import Native
@@ -117,3 +121,24 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     )[1]
     assert flags == plan.image_size
     kind.tasks(start.config, {"train": split, "val": split}, 0.0)
+
+
+def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build({"arch": "resnet18", "sync_bn": True})
+    start = Start.of(config, (), {}, path=None, origin="flags")
+    given: Any = (
+        *architecture(kind_of(config), "resnet18"),
+        (2, 3, 32, 32),
+        {"classes": 2},
+        MagicMock(),
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="--sync-bn is for GPUs"):
+        start.network(*given)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    norms = [
+        layer
+        for layer in start.network(*given).modules()
+        if isinstance(layer, _BatchNorm)
+    ]
+    assert len(norms) == 20 and {type(layer) for layer in norms} == {nn.SyncBatchNorm}

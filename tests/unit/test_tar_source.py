@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from contracts import Split
+from contracts import Split, UserError
 from dataset.open import open_split, open_splits
+from dataset.stores.tar import members
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar
@@ -238,3 +239,29 @@ def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(
     assert "has changed" in refused(lambda: before.source.read(0)), "by its size"
     write_tar(data / "train" / "2.tar", {"z.jpg": THREE, "z.cls": b"a"})
     assert len(opened(data).columns) == 3
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_the_walk_finds_what_tarfile_finds(form: int, tmp_path: Path) -> None:
+    """Long names too; where a member would end that is not here all is refused."""
+    names = ["a.jpg", f"{'d' * 90}/{'e' * 60}.jpg", "é\n.jpg"]
+    names += [] if form == tarfile.USTAR_FORMAT else [f"{'long' * 80}.jpg"]
+    path = write_tar(
+        tmp_path / "x.tar", {name: name.encode() * 99 for name in names}, form=form
+    )
+    with tarfile.open(path) as file, open(path, "rb") as raw:
+        expected = [
+            (os.fsencode(member.name), member.offset_data, member.size)
+            for member in file
+        ]
+        found = [each[:3] for each in members(raw, path, path.stat().st_size)]
+    assert found == expected and len(found) == len(names)
+    if form != tarfile.USTAR_FORMAT:
+        member = tarfile.TarInfo("x.jpg")
+        member.size = 9 << 30
+        path.write_bytes(member.tobuf(form))  # type: ignore[arg-type]
+        with (
+            open(path, "rb") as file,
+            pytest.raises(UserError, match=r"no end mark at byte 9,663,67\d,"),
+        ):
+            list(members(file, path, path.stat().st_size))
