@@ -203,7 +203,7 @@ def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
         url = published[name].url
         raise Unusable(
-            f"{said} cannot be downloaded from {url} ({error}); or name a file"
+            f"{said} cannot be downloaded from {url} ({error}): fetch it where there is a network, and name the file"
         ) from None
     return Weights(tensors=dict(_tensors(state)), flag=said)
 

@@ -76,7 +76,9 @@ def advice(summary: Summary) -> str:
     finding = "Loader and step hinder each other, each is faster alone:"
     if gpu and graphs_can_be_had(summary):
         return f"{finding} --graphs true leaves few launches to be held up, instead of hundreds."
-    return f"{finding} fewer --workers, then more cores."
+    if (summary.get("workers") or 0) > 1:
+        return f"{finding} fewer --workers, then more cores."
+    return f"{finding} more cores, or a smaller --image-size or --arch."
 
 
 def _of_a_loader(summary: Summary, *, gpu: bool) -> str:

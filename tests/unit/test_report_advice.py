@@ -61,7 +61,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", loaders=["torchvision"]), "try other --workers"),
     (summary("loader", 0.1, **NVDEC), "--loader nvdec+pyav decodes"),
     (summary("contention"), "--graphs true leaves few launches"),
-    (summary("contention", graphs_off="many shapes"), "fewer --workers"),
+    (summary("contention", graphs_off="many shapes", workers=8), "fewer --workers"),
+    (
+        summary("contention", graphs_off="many shapes", workers=1),
+        "hinder each other, each is faster alone: more cores",
+    ),
 ]
 
 
