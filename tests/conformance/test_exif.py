@@ -164,6 +164,13 @@ def test_stored_is_the_default_and_says_what_it_leaves_out(
     columns = opened(both[1])
     assert len(columns) == 8 and len(columns.image_id) == 8
     (line,) = columns.warnings
-    assert "EXIF asks viewers to turn 6 of 8 images, which are taken as they" in line
+    assert (
+        "EXIF asks viewers to turn 14 of 16 images: 6 are taken as they are stored"
+        in line
+    )
+    assert (
+        "and 8 left out, whose annotations are of the size shown; --exif shown turns them"
+        in line
+    )
     text = (columns.folder / "rejected.txt").read_text().splitlines()
     assert len(text) == 8 and all("--exif shown takes it" in one for one in text)

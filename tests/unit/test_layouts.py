@@ -5,6 +5,7 @@ The words are the same in train and in val.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,13 +73,55 @@ def test_what_the_storage_puts_there_is_no_class(
     assert reasons(data, wanted) == dict.fromkeys(SPLITS, wrong)
 
 
-def test_an_empty_class_folder_is_a_note_in_training(data: Path, wanted: str) -> None:
-    (data / "train" / "cat" / "deep").mkdir(parents=True)
+def test_links_to_storage_that_is_not_there(
+    data: Path, wanted: str, ending: str, content: bytes
+) -> None:
+    """They are named, a class folder too, and --rescan finds them when it is there."""
+    away = data.parent / "away"
+    (data / "train" / "cat").symlink_to(away)
+    (data / "val" / "bee" / f"1{ending}").symlink_to(away / f"0{ending}")
+    broken = {"train": {"cat": "broken link"}, "val": {f"bee/1{ending}": "broken link"}}
+    assert reasons(data, wanted) == broken
+    fill(away, {f"0{ending}": content})
+    found = opened(data, videos=wanted == "video", rescan=True)
+    assert found["train"].columns.classes == ("ant", "bee", "cat")
+    assert [len(one.columns) for one in found.values()] == [3, 3]
+
+
+def test_loose_files_are_named(
+    data: Path, wanted: str, ending: str, content: bytes
+) -> None:
+    loose = {f"{number}{ending}": content for number in range(20)}
+    for split in SPLITS:
+        fill(
+            data / split,
+            {**loose, "README.txt": b"text", "labels.csv": b"", ".DS_Store": b""},
+        )
+    assert reasons(data, wanted) == dict.fromkeys(
+        SPLITS, dict.fromkeys(loose, "lies in no class folder")
+    )
+
+
+def test_an_empty_class_folder_is_a_note(
+    data: Path, wanted: str, ending: str, content: bytes
+) -> None:
+    for split in SPLITS:
+        (data / split / "cat" / "deep").mkdir(parents=True)
     said = {"image": "class without an image", "video": "class without a video"}[wanted]
-    assert reasons(data, wanted) == {"train": {"cat": said}, "val": {}}
-    (data / "val" / "cat").mkdir()
+    assert reasons(data, wanted) == {split: {"cat": said} for split in SPLITS}
+    fill(data / "val" / "cat" / "deep", {f"0{ending}": content})
     with pytest.raises(
         UserError,
         match=r"class folder 'cat' \(1 such\), which is none of the 2 classes",
     ):
         reasons(data, wanted)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_one_class_alone(split: str, data: Path, wanted: str) -> None:
+    for one in SPLITS if split == "train" else [split]:
+        shutil.rmtree(data / one / "bee")
+    console = Console()
+    opened(data, videos=wanted == "video", console=console)
+    said = f"{split}: one class alone, 'ant', so there is nothing to learn; is --data a folder too high?"
+    assert console.warnings == [said]
