@@ -224,7 +224,9 @@ class Sampler:
         # where memory runs out the step says so in one line, which a traceback of this thread would hide
         with contextlib.suppress(MemoryError):
             while not self._end.wait(self._every_s):
-                self._add(self._gpu_load() | self._cpu_load())
+                # without a file descriptor to be had nothing is read this time
+                with contextlib.suppress(OSError):
+                    self._add(self._gpu_load() | self._cpu_load())
                 # the kernel walks each process's page tables
                 if self._host and rounds % HOST_EVERY == 0:
                     self._add({"host_gib": host_gib()})

@@ -28,6 +28,8 @@ from system import storage
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
+OF_A_RUN = {"rate", "validation", "efficiency"}
+"""Keys that every summary.json of a run has."""
 NO_FIGURES = ("kind", "step", "epoch", "failed")
 """Entries of a validation's line in metrics.jsonl beside its figures."""
 RESULTS = "results.csv"
@@ -299,13 +301,15 @@ class Record:
         table.writerows([*rows, cells])
         self.file(name, text.getvalue().encode())
 
-    def earlier_summary(self) -> Any:
+    def earlier_summary(self) -> dict[str, Any] | None:
         """Return the summary that an earlier part of the run has left, None where there is none to read."""
         path = self.folder / "summary.json"
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+        is_a_run = isinstance(content, dict) and content.keys() >= OF_A_RUN
+        return content if is_a_run else None
 
     def close(self) -> None:
         """Close metrics.jsonl; again without effect."""

@@ -54,7 +54,7 @@ def ask(name: str, *, limit_s: float = LIMIT_S, child: Sequence[str] = CHILD) ->
         words.seek(0)
         found, said = answer.read(), words.read().decode(errors="replace")
     code = process.returncode
-    if code == 0:
+    if code == 0 and found.endswith(b"}\n"):
         return Row(**json.loads(found))
     end = signal.Signals(-code).name if code < 0 else f"code {code}"
     last = said.strip().splitlines()[-1:]

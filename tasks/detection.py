@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,8 @@ class DetectionKind(TaskKind):
         An architecture that learns masks trains on no box without one. That holds in this process alone:
         columns pickle as their folder.
         """
+        # now, and not in the process that scores behind the first epoch
+        import_module(config.detection.evaluator.replace("-", "_"))
         found = opened(config, loader, self.content(config), console, model)
         train, val = found["train"], found["val"]
         if not np.array_equal(train.columns.keypoint_name, val.columns.keypoint_name):

@@ -203,19 +203,20 @@ def _is_plain(listed: List) -> bool:
     if separator == b" " or listed.grammar.sets:
         return False
     odd = [b'"', b"\0", b"\r", b"\n\n", b"\n ", separator + b" "]
-    last = b""
+    last = b"\n"  # the first line begins like any other
     with open_bytes(listed.path) as file:
         while block := file.read(1 << 20):
-            if any(sign in last + block for sign in odd):
+            text = last + block
+            if any(sign in text for sign in odd):
                 return False
-            last = block[-1:]
+            last = text[-1:]
     return True
 
 
 def _pieces_by_arrow(
     listed: List, labels: Labels, has_heading: bool
 ) -> Iterator[tuple[list[bytes], Array]]:
-    """Yield what `_pieces` does for a plain list, six times sooner. Raises NotPlain."""
+    """Yield what `_pieces` does, of a plain list and sooner. Raises NotPlain."""
     import pyarrow
     from pyarrow import compute, csv
 

@@ -54,6 +54,8 @@ def ask():
     print("last words", flush=True)
     if sys.argv[1] == "NCCL":
         raise LookupError("no such\\nthing")
+    if sys.argv[1] == "/dev/shm":
+        os._exit(0)
     if sys.argv[1] == "memory":
         os.kill(os.getpid(), signal.SIGSEGV)
     if sys.argv[1] == "NVDEC":
@@ -72,6 +74,7 @@ _probes.main(sys.argv[1])
         ("NCCL", "LookupError: no such"),
         ("memory", "its process ended with SIGSEGV: last words"),
         ("NVDEC", "no answer within 3 s"),
+        ("/dev/shm", "its process ended with code 0: last words"),
     ],
 )
 def test_a_probe_that_fails_is_a_row(name: str, found: str) -> None:

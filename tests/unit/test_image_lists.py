@@ -122,6 +122,8 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
         ("train/ant/0.jpg,1\n\nother/2.jpg,x\n", False),
         ('train/ant/0.jpg,"a, b"\nother/2.jpg,c\n', False),
         ("train/ant/0.jpg, 1\nother/2.jpg,2\n", False),
+        (" train/ant/0.jpg,1\nother/2.jpg,2\n", False),
+        ("\ntrain/ant/0.jpg,1\nother/2.jpg,x\n", False),
         ("train/ant/0.jpg,1\r\nother/2.jpg,2\r\n", False),
         ("train/ant/0.jpg 1\nother/2.jpg 2\n", False),
     ],

@@ -47,7 +47,7 @@ def example(title: str) -> str:
 
 
 def small(title: str) -> str:
-    """The same with small images, on which a network takes a moment."""
+    """Return the example with small images, on which a network takes a moment."""
     return example(title).replace("image_size=224", "image_size=32")
 
 

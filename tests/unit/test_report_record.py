@@ -183,3 +183,13 @@ def test_lines_are_added_once(tmp_path: Path) -> None:
     record.lines("failed.txt", ["val\ta.mp4", "train\ta\udcff.mp4"])
     expected = b"train\ta\xff.mp4\ntrain\tb\\n\xe2\x80\xa8c.mp4\nval\ta.mp4\n"
     assert (tmp_path / "failed.txt").read_bytes() == expected
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"rate": {}}'])
+def test_a_summary_that_is_no_runs_is_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    record = Record(tmp_path, resume_step=1)
+    try:
+        assert record.earlier_summary() is None
+    finally:
+        record.close()
