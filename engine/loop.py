@@ -70,6 +70,8 @@ class Training:
         self._skipped_steps = 0
         self._last_scale: float | None = None
         self._batches: list[Batch] = []  # those of the step under way, or of the last
+        # those of the next epoch, once its first ones are being read
+        self._next_epochs_batches: Iterator[Batch] | None = None
         # the batch and the epoch that ceilings were measured with, once they were measured
         self._ceiling_inputs: tuple[Batch, int] | None = None
         # where this part of the epoch began
@@ -186,9 +188,11 @@ class Training:
         if steps == 0:
             return True
         assert self.loader is not None
-        batches = self._remembering(
-            self.watch.batches(self.loader, progress.epoch, progress.consumed)
-        )
+        begun = self._next_epochs_batches
+        self._next_epochs_batches = None
+        if begun is None:
+            begun = self.loader.batches(progress.epoch, progress.consumed)
+        batches = self._remembering(self.watch.batches(self.loader, begun))
         self._failed_in_epoch = set()
         self._part_began = replace(progress)
         self.checkpoints.module.train()
@@ -256,6 +260,8 @@ class Training:
                     self._pause()
                     self.checkpoints.into_memory(self.progress)
                     self._start_clocks()
+            if ended is None and not stopped:
+                self._begin_next_epoch()
             last = self.vote.drain()  # an epoch may be one step long
             self._time_is_up |= last["enough"]
             # a wish that came with the last steps is made anew, should the end of the epoch write nothing
@@ -266,6 +272,16 @@ class Training:
             self._save_whole()
             raise ended
         return not (last["stop"] or stopped or ended)
+
+    def _begin_next_epoch(self) -> None:
+        """Have the loader read the next epoch's first batches while the device ends this one's steps, a validation
+        runs or a checkpoint is written, unless something else reads with it before.
+        """
+        assert self.loader is not None
+        epoch = self.progress.epoch + 1
+        measures = self.run.ceilings and self._ceiling_inputs is None
+        if epoch < self.optimisation.epochs and not self._enough() and not measures:
+            self._next_epochs_batches = self.loader.batches(epoch, 0)
 
     def _pause(self) -> None:
         """Stop the clocks, and tell all steps so far."""

@@ -155,7 +155,7 @@ class Validation:
             with watch.steps(), suppress(Asked):
                 outcome = evaluate(
                     self.checkpoints.module,
-                    watch.batches(loader, 0, 0),
+                    watch.batches(loader, loader.batches(0, 0)),
                     task=self.task,
                     precision=self.precision,
                     world=self.world,

@@ -58,7 +58,7 @@ class WatchedLoader:
         self._loader.counts = counts
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        return self._watch.batches(self._loader, epoch, first)
+        return self._watch.batches(self._loader, self._loader.batches(epoch, first))
 
 
 @dataclass(kw_only=True)
@@ -141,9 +141,8 @@ class Watch:
             self._beat_s = time.monotonic()  # no `beat`: it was no step
             self._slow -= 1
 
-    def batches(self, loader: Loader, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield a loader's batches. Raises Asked where one does not come, and the run is asked to stop."""
-        batches = iter(loader.batches(epoch, first))
+    def batches(self, loader: Loader, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches of a loader. Raises Asked where one does not come, and the run is asked to stop."""
         while True:
             self._since_s = time.monotonic()
             self._waits = loader

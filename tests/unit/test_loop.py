@@ -390,3 +390,24 @@ def test_ceilings_are_of_the_last_size(
     calls = training.measure_ceilings.call_args_list
     found = [(int(call.args[0].images[0]), call.kwargs["epoch"]) for call in calls]
     assert found == measured and training.meter.begin_anew.call_count == anew
+
+
+def test_the_next_epoch_is_begun_before_the_validation_once(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, 2, 0.1, 0.2)
+    trains, validates = toy.batches, toy.validated
+    order = []
+
+    def batches(epoch: int, first: int) -> Iterator[Any]:
+        order.append(f"epoch {epoch} from {first}")
+        return trains(epoch, first)
+
+    def validated(epoch: int, first: int) -> Iterator[Any]:
+        order.append("validation")
+        return validates(epoch, first)
+
+    toy.batches = batches  # type: ignore[assignment, method-assign]
+    toy.validated = validated  # type: ignore[method-assign]
+    for later in toy.later:
+        later.arrived.set()
+    assert toy.training.fit()
+    assert order == ["epoch 0 from 0", "epoch 1 from 0", "validation", "validation"]

@@ -65,7 +65,7 @@ def test_a_batch_that_does_not_come(
     made, codes = watched(monkeypatch)
     loader: Any = Hanging()
     with made.stop.listening(), made.running(), made.steps():
-        batches = made.batches(loader, 0, 0)
+        batches = made.batches(loader, loader.batches(0, 0))
         assert next(batches, None) is not None
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(Asked):
