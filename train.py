@@ -46,6 +46,7 @@ from report.meter import Meter  # noqa: E402
 from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
+from report.sinks import require_trackers  # noqa: E402
 from report.summary import describe, rejected  # noqa: E402
 from settings.config import (  # noqa: E402
     Config,
@@ -91,6 +92,7 @@ def train(
     kind = kind_of(config)
     if (scored := kind.score(config, console)) is not None:
         return scored
+    require_trackers(run.log)
     names = kind.may_open(config, gpu=DEVICE.type == "cuda")
     registry, arch = architecture(kind, model.arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)

@@ -120,7 +120,7 @@ def first_line(error: BaseException) -> str:
 def set_depth(module: nn.Module, arch: str, largest: float) -> None:
     """Set stochastic depth: torchvision's probabilities of the blocks, in proportion, up to `largest`.
 
-    Raises Unusable where the network has none.
+    Raises Unusable where the network has none, and `largest` is not 0.
     """
     depths = [
         one
@@ -128,6 +128,8 @@ def set_depth(module: nn.Module, arch: str, largest: float) -> None:
         if isinstance(one, torchvision.ops.StochasticDepth)
     ]
     most = max((one.p for one in depths), default=0.0)
+    if largest == most == 0:
+        return  # what a preset asks for is undone by 0
     if not most:
         raise Unusable(
             f"--stochastic-depth {largest:g} is not for --arch {arch}, which has none; leave it out"

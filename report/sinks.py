@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,17 @@ TRACKERS: dict[str, type[Tracker]] = {
 """--log -> its class."""
 
 
+def require_trackers(names: Iterable[str]) -> None:
+    """Raise UserError where the package of a tracker is not installed."""
+    for name in names:
+        package = find_spec(name)
+        # a folder of that name, which wandb leaves where it ran, has a specification without an origin
+        if package is None or package.origin is None:
+            raise UserError(
+                f"--log {name} needs the package {name}: pip install {name}"
+            )
+
+
 class Boards(Board):
     """TensorBoard's event file, and the trackers of --log, which get the same scalars.
 
@@ -136,15 +147,8 @@ class Boards(Board):
         purge_step: int | None = None,
         warn: Callable[[str], None],
     ) -> None:
-        """Open them below `folder`. `description` is of report.summary.describe. Raises UserError."""
+        """Open them below `folder`. `description` is of report.summary.describe."""
         names: Sequence[str] = description.get("log", ())
-        for name in names:
-            package = find_spec(name)
-            # a folder of that name, which wandb leaves where it ran, has a specification without an origin
-            if package is None or package.origin is None:
-                raise UserError(
-                    f"--log {name} needs the package {name}: pip install {name}"
-                )
         super().__init__(folder, enabled=enabled, purge_step=purge_step)
         self._warn = warn
         self._trackers: dict[str, Tracker] = {}

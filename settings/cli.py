@@ -112,14 +112,12 @@ def flag_words(
     dashed = [_with_dashes(word) for word in argv]
     values, unknown = parser.parse_known_args(dashed)
     if unknown:
-        word = unknown[0]
-        near = nearest(
-            word.lstrip("-"), [name.replace("_", "-") for name in fields], prefix="--"
-        )
+        known = [name.replace("_", "-") for name in fields]
+        # a word that is no flag is mostly the value of the unknown flag before it
+        asked = [word for word in unknown if word.startswith("--")] or unknown[:1]
+        said = "; ".join(_of_unknown(word, known, answer) for word in asked)
         lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
-        said = f"unknown flag '{word}'{near}; {lists_all} lists every setting"
-        hint = answer(word)
-        raise UserError(f"flags: {word}{hint}" if hint else f"flags: {said}")
+        raise UserError(f"flags: {said}; {lists_all} lists every setting")
     words = vars(values)
     for name, value in words.items():
         if "" in (value if isinstance(value, list) else [value]):
@@ -130,6 +128,13 @@ def flag_words(
         if value == "None" and NoneType in _kinds(fields[name].annotation):
             words[name] = None
     return words
+
+
+def _of_unknown(word: str, known: list[str], answer: Callable[[str], str]) -> str:
+    """Return what to say of a word of a command line that is no flag here."""
+    if hint := answer(word):
+        return word + hint
+    return f"unknown flag '{word}'{nearest(word.lstrip('-'), known, prefix='--')}"
 
 
 class _Parser(argparse.ArgumentParser):

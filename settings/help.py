@@ -236,7 +236,7 @@ RECIPES = "docs/recipes.md has the table"
 def answer(word: str) -> str:
     """Return what to say behind a word of a command line that is no flag here; "" where it is not known."""
     if not word.startswith("-"):
-        return ": a path needs a flag, --data FOLDER is trained on, --predict FOLDER predicted"
+        return ": a path needs a flag; --data FOLDER is trained on, and of --predict one folder, file or list"
     name = word.partition("=")[0].lstrip("-").replace("_", "-")
     if name in OURS:
         return f" is {OURS[name]} here"
@@ -264,8 +264,13 @@ def foreign_keys(values: Mapping[str, object], known: Collection[str]) -> str:
     ]
     if len(set(other) - set(known)) < 2:
         return ""
-    lists = {"the same here": same, "not here": absent}
+    renamed = [
+        f"{name} is {OURS[flags[name]].split(' ')[0]}"
+        for name in other
+        if flags[name] in OURS
+    ]
+    lists = {"the same here": same, "not here": absent, "other names": renamed}
     said = "; ".join(
         f"{kind}: {', '.join(keys)}" for kind, keys in lists.items() if keys
     )
-    return f"is of another program; {said}; {len(other)} keys have another name: write a preset, {RECIPES}"
+    return f"is of another program; {said}; write a preset, {RECIPES}"

@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import nn
 
-from models import Loaded
+from models import Loaded, Unusable
 from models.classification import build, native
 from settings.augmentation import AugmentationSettings
 from tasks._plans import image_policies
@@ -140,3 +140,27 @@ def test_for_other_classes_the_head_alone_starts_anew_and_is_named(
     assert fresh.anew == HEADS[arch]
     assert_equal(loaded, module, but=fresh.anew)
     assert loaded.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+
+
+def test_stochastic_depth_is_torchvisions_up_to_the_largest() -> None:
+    with torch.device("meta"):
+        module, _ = build(
+            "convnext_tiny", classes=10, shape=of(64), stochastic_depth=0.5
+        )
+    with torch.device("meta"):
+        theirs = torchvision.models.convnext_tiny(stochastic_depth_prob=0.5)
+    drops = [
+        [
+            one.p
+            for one in network.modules()
+            if hasattr(one, "p") and hasattr(one, "mode")
+        ]
+        for network in (module, theirs)
+    ]
+    assert max(drops[1]) == 0.5 and drops[0] == pytest.approx(drops[1])
+
+
+def test_a_network_without_stochastic_depth_takes_0_alone() -> None:
+    build("squeezenet1_1", classes=10, shape=of(64), stochastic_depth=0.0)
+    with pytest.raises(Unusable, match="squeezenet1_1, which has none"):
+        build("squeezenet1_1", classes=10, shape=of(64), stochastic_depth=0.1)

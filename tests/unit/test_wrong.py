@@ -169,9 +169,8 @@ def test_a_tracker_that_is_not_installed(
     """A folder of its name, which it leaves where it ran, is no package."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    about = {"log": ["wandb"], "settings": {}}
     with pytest.raises(UserError, match="needs the package wandb: pip install wandb"):
-        sinks.Boards(tmp_path, about, enabled=True, warn=pytest.fail)
+        sinks.require_trackers(["wandb"])
 
 
 def test_a_tracker_that_fails_ends_no_run(
