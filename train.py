@@ -64,6 +64,7 @@ from system.resources import cores  # noqa: E402
 from system.timeline import Timeline  # noqa: E402
 from system.triton_kernels import hash_ahead  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
+from tasks._distillation import Distilled, read_teacher  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
@@ -134,7 +135,23 @@ def train(
         net = start.network(
             registry, arch, (plan.batch_size, *shape), heads, console, world.file
         )
-        module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
+        layout = memory.CHANNELS_LAST[1 + len(shape)]
+        module = net.to(DEVICE).to(memory_format=layout)
+        if opt.teacher:
+            with world.file(opt.teacher) as path:
+                teacher = read_teacher(
+                    str(path),
+                    kind,
+                    native,
+                    train_set.classes,
+                    (plan.batch_size, *shape),
+                )
+            task = Distilled(
+                task,
+                teacher.to(DEVICE).to(memory_format=layout),
+                opt.teacher_share,
+                opt.teacher_temperature,
+            )
         step = Step(
             module=module,
             task=task,

@@ -112,6 +112,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     step = config.optimisation
     if step.global_batch_size is not None and step.accumulate > 1:
         yield "accumulate", "follows from --global-batch-size; leave one of them out"
+    if step.teacher and config.data.multi_label:
+        yield "teacher", "is for samples with one label; leave it out"
     run = config.run
     if run.predict is not None and run.evaluate:
         yield "predict", "and --evaluate are two runs; leave one of them out"

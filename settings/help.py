@@ -93,6 +93,9 @@ lr-warmup-method: --warmup-start X; a warm-up is linear
 bias-weight-decay: --norm-weight-decay X
 transformer-embedding-decay: --no-decay PATTERN ...
 drop-path: --stochastic-depth X
+kd-model-name teacher-model teacher-path: --teacher RUN/best.pt
+distillation-alpha: --teacher-share X
+distillation-tau: --teacher-temperature X
 bce-loss: --loss bce
 bce-target-thresh: --bce-threshold X
 clip-mode: --clip-grad-norm X, --clip-grad-value X or --clip-grad-agc X
@@ -213,7 +216,6 @@ train-size-probs variable-batch-loss-scale: --image-size-start and --image-size-
 model-ema-force-cpu: --ema keeps the average on the device
 torchscript: --compile true is what there is
 input-key input-img-mode: images are found by their format, and are RGB
-kd-model-name: distillation is not here
 naflex-loader: NaFlex is not here
 dataset-download dataset-trust-remote-code: nothing is downloaded, and no code of a data set is run
 """)

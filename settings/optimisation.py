@@ -96,6 +96,15 @@ class Optimisation(Settings):
         None, tasks=CLASSIFIERS, needs=("loss", "bce")
     )
     """--loss bce: targets above it are 1 and all others 0."""
+    teacher: str | None = setting(None, tasks=CLASSIFIERS, ranks="first")
+    """A checkpoint of another run, of the same classes: the network also learns what that one says of each
+    sample (distillation)."""
+    teacher_share: Share = setting(0.5, tasks=CLASSIFIERS, needs=("teacher",))
+    """Share of the loss that is the distance from the teacher; the rest is --loss."""
+    teacher_temperature: Annotated[FiniteFloat, Field(gt=0)] = setting(
+        1.0, tasks=CLASSIFIERS, needs=("teacher",)
+    )
+    """What the logits of both are divided by before the distance is taken."""
     balance: Literal["none", "sampler", "loss"] = setting("none", tasks=CLASSIFIERS)
     """Classes with unlike numbers of samples: sampler = an epoch, as long as ever, has as many of each class,
     and shows those of a small one several times; loss = a sample counts by the inverse of its class's

@@ -23,6 +23,7 @@ from models import detection
 from plan.targets import IGNORE, padded
 from report.ceilings import compute_ceiling
 from settings.optimisation import Optimisation
+from tasks._distillation import Distilled
 from tasks.classification import Classification
 from tasks.detection import Detection
 from tests.unit.steps import composed
@@ -147,6 +148,24 @@ def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
     assert len(np.unique(found[:, 0])) > 6, "batches differ"
     np.testing.assert_array_equal(found, expected)
     for a, b in zip(step.state_tensors(), eager.state_tensors(), strict=True):
+        assert torch.equal(a, b)
+    step.forget()
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_student_beside_its_teacher(world: ProcessWorld) -> None:
+    teacher, _ = registry.build("resnet18", classes=CLASSES, shape=(2, 3, SIDE, SIDE))
+    teacher = teacher.to(world.device).requires_grad_(False).eval()
+    before = [tensor.clone() for tensor in teacher.state_dict().values()]
+    task = Distilled(Classification(np.arange(BATCH) % CLASSES), teacher, 0.5, 2.0)
+    expected = trained(made(world, "resnet18", task=task), "fp16")
+    step = made(world, "resnet18", task=task)
+    why, _ = graphed.capture(step, [batch_of(99, "fp16", world.device)], world)
+    assert not why
+    np.testing.assert_array_equal(trained(step, "fp16"), expected)
+    alone = trained(made(world, "resnet18"), "fp16")
+    assert not np.array_equal(alone[:, 0], expected[:, 0])
+    for a, b in zip(teacher.state_dict().values(), before, strict=True):
         assert torch.equal(a, b)
     step.forget()
 

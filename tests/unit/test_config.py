@@ -86,6 +86,8 @@ CHANGED = {
     "tta": "--tta flip",
     "patience": "--val-every 0 --patience 3",
     "ema_warmup": "--ema 0 --ema-warmup true",
+    "teacher_share": "--teacher-share 0.2",
+    "teacher_temperature": "--teacher-temperature 3",
 }
 """A setting that another one makes idle -> flags with both."""
 

@@ -149,15 +149,15 @@ def test_stochastic_depth_is_torchvisions_up_to_the_largest() -> None:
         )
     with torch.device("meta"):
         theirs = torchvision.models.convnext_tiny(stochastic_depth_prob=0.5)
-    drops = [
+    ours, expected = (
         [
             one.p
             for one in network.modules()
-            if hasattr(one, "p") and hasattr(one, "mode")
+            if isinstance(one, torchvision.ops.StochasticDepth)
         ]
         for network in (module, theirs)
-    ]
-    assert max(drops[1]) == 0.5 and drops[0] == pytest.approx(drops[1])
+    )
+    assert max(expected) == 0.5 and ours == pytest.approx(expected)
 
 
 def test_a_network_without_stochastic_depth_takes_0_alone() -> None:
