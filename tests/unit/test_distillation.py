@@ -45,7 +45,7 @@ def test_the_loss_is_the_own_and_the_distance(share: float) -> None:
         targets={"labels": torch.tensor(labels)},
         ids=np.arange(3),
         valid=torch.tensor([True, True, False]),
-        sizes=np.full((3, 2), 8),
+        sizes=torch.full((3, 2), 8),
     )
     teacher = Fixed(torch.tensor(told))
     task = Distilled(Classification(labels), teacher, share, temperature=2.0)
