@@ -139,7 +139,8 @@ def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
         ((100, 100, 100, 50, 100, 100), 0),
         # a first window fed by what was prefetched is no rate either
         ((300, 100, 100, 100), 1),
-        ((1, 2, 4, 8, 16, 32), 4),  # never steady: the later half's median
+        ((1, 2, 4, 8, 16, 32), 4),  # the later half's median is one of its rates
+        ((1, 2, 4, 8), 2),  # no rate is near it: the later half
     ],
 )
 def test_warm_up_ends_near_the_median_of_the_later_half(
