@@ -13,6 +13,7 @@ import pytest
 
 from report.console import Bar, Console, rows
 from tasks.classification import KIND
+from tests.unit.test_meter import Clock
 
 SUMMARY: dict[str, Any] = {
     "arch": "resnet18",
@@ -41,14 +42,6 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Terminal(io.StringIO):
     """A terminal of 80 columns."""
 
@@ -65,7 +58,7 @@ def train(
 ) -> Bar:
     with console.epoch(title="epoch 1/2", total=steps * 100) as bar:
         for step in range(1, steps + 1):
-            clock.now += step_s
+            clock.sleep(step_s)
             rate = 100 / step_s if step > 5 else None
             bar.update(samples=step * 100, rate=rate, loss=3.0 / step, wait_ms=0.31)
     return bar
