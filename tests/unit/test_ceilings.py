@@ -22,6 +22,7 @@ from tasks.classification import Classification
 from tests.unit.steps import composed
 from tests.unit.test_meter import Clock, Threads, alone, on_ranks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = 8
 
 
@@ -59,15 +60,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> OwnClock:
     clock = OwnClock()
     monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=clock))
     return clock
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks as small as these lose time to threads that wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class FakeStep:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,18 +19,11 @@ from report.phases import Phases
 from settings.optimisation import Optimisation
 from tasks.classification import IGNORE, Classification
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 CLASSES, SIZE = 5, 6
 SETTINGS: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
 SETTINGS |= {"weight_decay": 0.02, "norm_weight_decay": 0.003}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Net(nn.Module):
