@@ -17,16 +17,14 @@ KINDS = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
 """What is scored -> COCO's name of it."""
 PREFIXES = {"boxes": "", "masks": "mask_", "keypoints": "keypoint_"}
 """What is scored -> how its figures' names begin."""
-AREAS = ("small", "medium", "large")
-FIGURES = (
-    *("ap", "ap50", "ap75", *(f"ap_{area}" for area in AREAS)),
-    *("ar1", "ar10", "ar100", *(f"ar_{area}" for area in AREAS)),
-)
-"""COCO's figures of boxes and of masks, in the order in which an evaluator gives them."""
-KEYPOINT_FIGURES = (
-    *("ap", "ap50", "ap75", "ap_medium", "ap_large"),
-    *("ar", "ar50", "ar75", "ar_medium", "ar_large"),
-)
+OF_SHAPES = "ap ap50 ap75 ap_small ap_medium ap_large ar1 ar10 ar100 ar_small ar_medium ar_large"
+OF_POINTS = "ap ap50 ap75 ap_medium ap_large ar ar50 ar75 ar_medium ar_large"
+FIGURES = {
+    "boxes": OF_SHAPES.split(),
+    "masks": OF_SHAPES.split(),
+    "keypoints": OF_POINTS.split(),
+}
+"""What is scored -> COCO's figures of it, in the order in which an evaluator gives them."""
 PERSON_KEYPOINTS = 17
 SIGMA = 0.05
 """COCO's own tolerances are of its 17 keypoints of a person; other sets get this one for each."""
@@ -91,7 +89,7 @@ class Scores:
 
         Those of which there was nothing to find are left out, but `ap`, which is nan then.
         """
-        names = KEYPOINT_FIGURES if self.kind == "keypoints" else FIGURES
+        names = FIGURES[self.kind]
         return {
             PREFIXES[self.kind] + name: value if value > -1 else float("nan")
             for name, value in zip(names, self.stats.tolist(), strict=True)

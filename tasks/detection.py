@@ -24,49 +24,43 @@ from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import IGNORE, packed, padded
 from settings.config import Config
-from tasks import _results
-from tasks._coco import lines, score
+from tasks import _coco, _results
 from tasks._coco_ap import CocoAP
 from tasks._detections import Found, Unannotated, write_detections
 from tasks._plans import detection_policies, opened, pair
 from tasks.kind import Predicting, Splits, TaskKind
 
 ARCH = "fasterrcnn_resnet50_fpn_v2"
+TITLES = {
+    "boxes": ("AP", "AP50", "AP75"),
+    "masks": ("mask AP", "", ""),
+    "keypoints": ("keypoint AP", "", ""),
+}
+"""What is scored -> titles of AP over all overlaps, at 0.5 and at 0.75, which the console says."""
+CHARTS = {
+    **dict.fromkeys(("ap_small", "ap_medium", "ap_large"), "AP by size"),
+    **dict.fromkeys(("ar1", "ar10", "ar100"), "recall of 1, 10, 100 detections"),
+}
+"""Figure that TensorBoard and the files alone have -> its chart; the others have none."""
 
 
-def _shown(kind: str, title: str) -> Iterator[Figure]:
-    """Yield AP over all overlaps, at 0.5 and at 0.75 of masks or keypoints."""
-    for overlap in ("", "50", "75"):
-        name = f"{kind}_ap{overlap}"
-        yield Figure(
-            name=name, title="" if overlap else title, unit="%", chart=f"AP of {kind}s"
-        )
-
-
-def _unsaid(names: str, chart: str = "") -> Iterator[Figure]:
-    """Yield the figures that TensorBoard and the files alone have."""
-    return (
-        Figure(name=name, unit="%", said="never", chart=chart) for name in names.split()
-    )
+def _figures() -> Iterator[Figure]:
+    """Yield COCO's figures of boxes, masks and keypoints."""
+    for kind, titles in TITLES.items():
+        chart = "AP" if kind == "boxes" else f"AP of {kind}"
+        names = [_coco.PREFIXES[kind] + name for name in _coco.FIGURES[kind]]
+        said = len(titles)
+        for name, title in zip(names[:said], titles, strict=True):
+            compared = title in ("AP", "AP50")
+            yield Figure(
+                name=name, title=title, unit="%", chart=chart, compared=compared
+            )
+        for name in names[said:]:
+            yield Figure(name=name, unit="%", said="never", chart=CHARTS.get(name, ""))
 
 
 FIGURES = (
-    Figure(name="ap", title="AP", unit="%", chart="AP", compared=True),
-    Figure(name="ap50", title="AP50", unit="%", chart="AP", compared=True),
-    Figure(name="ap75", title="AP75", unit="%", chart="AP"),
-    *_unsaid("ap_small ap_medium ap_large", "AP by size"),
-    *_unsaid("ar1 ar10 ar100", "recall of 1, 10, 100 detections"),
-    *_unsaid("ar_small ar_medium ar_large"),
-    *_shown("mask", "mask AP"),
-    *_unsaid("mask_ap_small mask_ap_medium mask_ap_large"),
-    *_unsaid(
-        "mask_ar1 mask_ar10 mask_ar100 mask_ar_small mask_ar_medium mask_ar_large"
-    ),
-    *_shown("keypoint", "keypoint AP"),
-    *_unsaid("keypoint_ap_medium keypoint_ap_large"),
-    *_unsaid(
-        "keypoint_ar keypoint_ar50 keypoint_ar75 keypoint_ar_medium keypoint_ar_large"
-    ),
+    *_figures(),
     Figure(name="samples"),
     Figure(name="detections"),
     Figure(name="outputs_not_finite", said="unless zero"),
@@ -314,8 +308,8 @@ class DetectionKind(TaskKind):
                 console.warn(f"val: {line}")
         for kind in kinds:
             found = _results.checked(file, entries, kind, columns)
-            scores = score(columns, found, kind=kind, evaluator=evaluator)
-            for line in lines(scores, columns):
+            scores = _coco.score(columns, found, kind=kind, evaluator=evaluator)
+            for line in _coco.lines(scores, columns):
                 console.info(line)
         return 0
 
