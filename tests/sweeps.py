@@ -34,10 +34,6 @@ SWEEPS: dict[str, str] = {
     # architectures
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{
-        f"{RUNS}presets.py::test_two_steps[imagenet/resnet50.{name}]": "resnet50.a1, with other numbers"
-        for name in ("a2", "a3")
-    },
-    **{
         f"{UNIT}detection_weights.py::test_the_same_layers*[{name}]": "fasterrcnn of the same backbone"
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
     },
