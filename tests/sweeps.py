@@ -17,7 +17,7 @@ CONFORMANCE, UNIT, RUNS = (
 SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
     **{
-        f"{CONFORMANCE}signals.py::test_ctrl_c[{name}]": "dali-fed, and train.py in test_torchrun.py"
+        f"{CONFORMANCE}signals.py::test_ctrl_c[{name}]": "dali-fed, and train.py in test_resume.py"
         for name in ("torchvision", "pyav", "decord")
     },
     f"{CONFORMANCE}signals.py::test_an_end*[dali-cpu-*]": "test_ctrl_c: it reads in threads",

@@ -79,16 +79,6 @@ def test_a_rank_that_is_killed(train: Runner, pictures: Path) -> None:
     assert last(train)["progress"]["step"] > 0
 
 
-def test_ctrl_c(train: Runner, pictures: Path) -> None:
-    """A terminal sends it to every process of the run, loader workers too."""
-    process = train("--data", pictures, f"{SMALL} --epochs 1000 --workers 2")
-    begun(train)
-    process.interrupt()
-    assert (process.wait(), process.err) == (130, STOPPING)
-    assert last(train)["progress"]["step"] == len(losses(train.cwd / "run"))
-    assert session(process.pid) == []
-
-
 def test_ctrl_c_while_it_imports(train: Runner) -> None:
     with train.command(ROOT / "train.py", "--loader", "synthetic") as process:
         maps = Path(f"/proc/{process.pid}/maps")
