@@ -12,10 +12,8 @@ import psutil
 from tests.end_to_end.runs import (
     Process,
     Runner,
-    importable,
     losses,
     summary,
-    until,
 )
 from tests.end_to_end.test_torchrun import SMALL, begun, last, ours
 
@@ -80,27 +78,3 @@ def test_a_rank_that_never_comes_is_named(train: Runner) -> None:
     line = alone.mistake()
     assert f"rank {1 - missing} on {HOST} has waited 0.02 minutes" in line
     assert f"for rank {missing} of 2, which has not come" in line
-
-
-SCANS = """
-import time, torch
-from engine.distributed import ProcessWorld
-world = ProcessWorld(torch.device("cpu"))
-world.meet()
-open(f"met-{world.rank}", "w").close()
-time.sleep(200)
-"""
-
-
-def test_a_rank_that_dies_while_others_scan(train: Runner) -> None:
-    """No group of processes is there yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    meet = importable(train.env) | meet | {"WORLD_SIZE": "2"}
-    ranks = [train.python("-c", SCANS, env=meet | {"RANK": str(r)}) for r in range(2)]
-    until(lambda: len([*train.cwd.glob("met-*")]) == 2, 60, "both")
-    ranks[0].send(signal.SIGKILL)
-    assert ranks[1].wait(90) == 1  # 45 s where no other tests run
-    (line,) = ours(ranks[1].err)
-    assert f"rank 1 on {HOST} cannot go on: rank 0 on {HOST} does not answer" in line
