@@ -11,13 +11,7 @@ import pytest
 import torch
 
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import (
-    Process,
-    Runner,
-    draw,
-    points,
-    summary,
-)
+from tests.end_to_end.runs import Process, Runner, draw, kept, points, summary
 
 VAL = 5  # images of a class
 HERE = ("--workers 0 --ceilings false",)
@@ -83,7 +77,7 @@ def test_settings_are_the_checkpoints(home: Runner) -> None:
     assert one == two == whole
     other = home.evaluated(1, *HERE, "--val-batch-size 7")
     assert other == whole | {"loss": pytest.approx(whole["loss"], rel=1e-5)}
-    used = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["used"]
+    used = kept(home.cwd / "run" / "last.pt")["used"]
     assert used["image_size"] == 32 and used["val_resize"] == 32 * 256 // 224
     assert used["mean"] == [0.485, 0.456, 0.406] and used["val_window"] == "center"
 
@@ -130,7 +124,7 @@ def test_classes_are_matched_by_name(home: Runner) -> None:
 
 
 def test_no_head_is_random(home: Runner) -> None:
-    state = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["model"]
+    state = kept(home.cwd / "run" / "last.pt")["model"]
     torch.save(state, home.cwd / "plain.pth")
     flags = ("--weights plain.pth", *TRAINED)
     process, output = evaluate(home, "--data data", *flags)
@@ -145,7 +139,7 @@ def test_no_head_is_random(home: Runner) -> None:
 
 
 def test_a_network_whose_output_is_no_number(home: Runner) -> None:
-    content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
+    content = kept(home.cwd / "run" / "last.pt")
     content["model"]["conv5.1.running_var"][7] = torch.nan
     torch.save(content, home.cwd / "broken.pt")
     process, output = evaluate(home, "--resume broken.pt")

@@ -12,10 +12,12 @@ import psutil
 from tests.end_to_end.runs import (
     Process,
     Runner,
+    kept,
     losses,
+    reached,
     summary,
 )
-from tests.end_to_end.test_torchrun import SMALL, begun, last, ours
+from tests.end_to_end.test_torchrun import SMALL, ours
 
 LEAVES_S = 5.0
 SLACK_S = 4.0
@@ -41,10 +43,10 @@ def leave(*processes: Process) -> None:
 
 def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
     process = train("--data", pictures, FLAGS)
-    begun(train)
+    reached(train.cwd / "run", 4)
     stop_workers(process)
     leave(process)
-    at = last(train)["progress"]
+    at = kept(train.cwd / "run/last.pt")["progress"]
     assert at["step"] == len(losses(train.cwd / "run"))
     assert at["step"] == (at["epoch"] * 96 + at["consumed"]) // 4
     assert not summary(train.cwd / "run")["finished"]
@@ -54,7 +56,7 @@ def test_a_rank_that_waits_for_a_stopped_one_leaves(
     train: Runner, pictures: Path
 ) -> None:
     first, second = train.ranks(2, "--data", pictures, FLAGS)
-    begun(train)
+    reached(train.cwd / "run", 4)
     second.send(signal.SIGSTOP)
     leave(first)
     assert any("cannot meet the others" in line for line in ours(first.err))
@@ -63,7 +65,7 @@ def test_a_rank_that_waits_for_a_stopped_one_leaves(
 def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
     flags = f"{FLAGS} --timeout-minutes 0.05"
     first, second = train.ranks(2, "--data", pictures, flags)
-    begun(train)
+    reached(train.cwd / "run", 4)
     second.send(signal.SIGSTOP)
     assert first.wait() == 1
     (line,) = ours(first.err)

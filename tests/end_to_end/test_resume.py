@@ -18,9 +18,12 @@ from tests.end_to_end.runs import (
     TIMEOUT_S,
     Process,
     Runner,
+    kept,
     losses,
     points,
+    reached,
     session,
+    steps,
     summary,
     until,
 )
@@ -38,22 +41,6 @@ def start(
 ) -> list[Process]:
     where = ("--data", data, f"--output {output} --resume auto")
     return train.ranks(ranks, *where, f"{SMALL} --batch-size {STEP // ranks} {flags}")
-
-
-def steps(output: Path) -> int:
-    found = points(output, "train")
-    return found[-1]["step"] if found else 0
-
-
-def reached(output: Path, step: int, process: Process) -> None:
-    def there() -> bool:
-        return steps(output) >= step or process.poll() is not None
-
-    until(there, TIMEOUT_S, f"step {step}")
-
-
-def kept(path: Path) -> Any:
-    return torch.load(path, weights_only=True)
 
 
 def test_killed_at_random_steps(train: Runner, pictures: Path) -> None:
@@ -95,7 +82,7 @@ def test_two_processes_and_one_killed_before_the_first_checkpoint(
 ) -> None:
     """A scheduler may start them so. Without a checkpoint --resume auto starts anew."""
     (first,) = start(train, pictures, "run", "--read-delay-ms 30")
-    until(lambda: steps(train.cwd / "run") > 1, TIMEOUT_S, "two steps")
+    reached(train.cwd / "run", 2, first)
     (second,) = start(train, pictures, "run")
     assert "--output run: another run is writing there" in second.mistake()
     assert first.poll() is None
@@ -188,8 +175,8 @@ def test_the_step_stays_when_ranks_change(train: Runner, pictures: Path) -> None
     more = f"{plain} --batch-size 7 --steps 12"  # 4 of 7 samples, and the last 4
     start(train, pictures, "parts", more)[0].done()
     assert points(train.cwd / "parts", "train")[-1]["consumed"] == N
-    found = summary(train.cwd / "parts")
-    assert (found["samples"], found["samples_dropped"]) == (N, 0), "of the whole run"
+    told = summary(train.cwd / "parts")
+    assert (told["samples"], told["samples_dropped"]) == (N, 0), "of the whole run"
     more = "--global-batch-size 9"
     for process in start(train, pictures, "other", more, ranks=2):
         assert "choose a multiple of 8" in process.mistake()
