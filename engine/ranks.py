@@ -54,6 +54,20 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
 
 
+def is_there(address: str, port: int, until: float) -> bool:
+    """Wait for who has the store, until so many seconds of time.monotonic; torch itself would say pages of each
+    attempt.
+    """
+    while time.monotonic() < until:
+        with (
+            suppress(OSError),
+            socket.create_connection((address, port), timeout=2.0),
+        ):
+            return True
+        time.sleep(LOOK_S)
+    return False
+
+
 class PeerLost(UserError):
     """Another rank has ended or does not answer: a new attempt may go on with `--resume auto`."""
 
@@ -172,7 +186,8 @@ class Peers:
         address = os.environ.get("MASTER_ADDR", "localhost")
         port = int(os.environ.get("MASTER_PORT", "29500"))
         has_it = self.rank == 0 and not _torchrun_has_store()
-        if not has_it and not self._is_there(address, port):
+        until = time.monotonic() + self.timeout_s
+        if not has_it and not is_there(address, port, until):
             raise self._alone([0], f"at {address}:{port}")
         try:
             store = dist.TCPStore(
@@ -190,18 +205,6 @@ class Peers:
                 ) from None
             raise self._alone([0], f"at {address}:{port}") from None
         return dist.PrefixStore("saturate", store)
-
-    def _is_there(self, address: str, port: int) -> bool:
-        """Wait for who has the store; torch itself would say pages of each attempt."""
-        until = time.monotonic() + self.timeout_s
-        while time.monotonic() < until:
-            with (
-                suppress(OSError),
-                socket.create_connection((address, port), timeout=2.0),
-            ):
-                return True
-            time.sleep(LOOK_S)
-        return False
 
     def meet(self, name: str, value: bytes = b"") -> list[bytes]:
         """Wait until every rank has called this with `name`, and return their values in rank order.

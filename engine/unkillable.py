@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from engine import slurm
+from engine.ranks import is_there
 from engine.stop import SIGNALS, say
 from system import processes
 
@@ -312,12 +313,7 @@ class Agent:
         while time.monotonic() < until:
             if command is not None and not of_torchrun and os.fork() == 0:
                 _serve(address, port)
-            # torch itself would say pages of each attempt
-            while time.monotonic() < until:
-                with suppress(OSError):
-                    socket.create_connection((address, port), 2.0).close()
-                    break
-                time.sleep(LOOK_S)
+            is_there(address, port, until)
             # that of an earlier run may end just now
             with suppress(RuntimeError):
                 seconds = timedelta(seconds=ANSWER_S)

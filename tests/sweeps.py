@@ -17,7 +17,7 @@ CONFORMANCE, UNIT, RUNS = (
 SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
     **{
-        f"{CONFORMANCE}signals.py::test_ctrl_c[{name}]": "dali-fed, and train.py in test_torchrun.py"
+        f"{CONFORMANCE}signals.py::test_ctrl_c[{name}]": "dali-fed, and train.py in test_resume.py"
         for name in ("torchvision", "pyav", "decord")
     },
     f"{CONFORMANCE}signals.py::test_an_end*[dali-cpu-*]": "test_ctrl_c: it reads in threads",
@@ -33,10 +33,6 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
     # architectures
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
-    **{
-        f"{RUNS}presets.py::test_two_steps[imagenet/resnet50.{name}]": "resnet50.a1, with other numbers"
-        for name in ("a2", "a3")
-    },
     **{
         f"{UNIT}detection_weights.py::test_the_same_layers*[{name}]": "fasterrcnn of the same backbone"
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")

@@ -102,12 +102,16 @@ def importable(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": paths}
 
 
-def meeting(ranks: int) -> list[dict[str, str]]:
-    """Return the variables by which ranks of this machine meet, as torchrun sets them for each."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        port: int = free.getsockname()[1]
+    return port
+
+
+def meeting(ranks: int) -> list[dict[str, str]]:
+    """Return the variables by which ranks of this machine meet, as torchrun sets them for each."""
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     meet |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
     return [
         meet | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(ranks)
@@ -281,6 +285,28 @@ def points(output: Path, kind: str) -> list[dict[str, Any]]:
         for line in lines
         if line.endswith("\n") and (point := json.loads(line))["kind"] == kind
     ]
+
+
+def steps(output: Path) -> int:
+    """The last step that was logged, 0 before the first."""
+    return max((point["step"] for point in points(output, "train")), default=0)
+
+
+def reached(output: Path, step: int, *processes: Process) -> None:
+    """Wait until this step was logged, or until one of the processes has ended."""
+
+    def there() -> bool:
+        ended = any(process.poll() is not None for process in processes)
+        return ended or steps(output) >= step
+
+    until(there, TIMEOUT_S, f"step {step}")
+
+
+def kept(path: Path) -> Any:
+    """The content of a checkpoint."""
+    import torch  # which few of the tests need
+
+    return torch.load(path, weights_only=True)
 
 
 def losses(output: Path) -> list[float]:

@@ -18,8 +18,7 @@ from tests.end_to_end.runs import (
     Runner,
     importable,
     losses,
-    points,
-    until,
+    reached,
 )
 from tests.end_to_end.test_torchrun import SMALL, ours
 
@@ -119,13 +118,6 @@ def hosts(train: Runner) -> Iterator[list[Host]]:
         for started in host.started:
             started.communicate()
         ip(f"netns del {host.name}")
-
-
-def reached(output: Path, step: int) -> None:
-    def there() -> bool:
-        return any(point["step"] >= step for point in points(output, "train"))
-
-    until(there, TIMEOUT_S, f"step {step}")
 
 
 def ended(processes: Sequence[subprocess.Popen[str]]) -> list[str]:

@@ -13,6 +13,7 @@ from tests.end_to_end.runs import (
     TIMEOUT_S,
     Process,
     Runner,
+    kept,
     losses,
     points,
     summary,
@@ -85,8 +86,5 @@ def test_killed_and_resumed(train: Runner, shapes: Path) -> None:
     assert losses(killed) == losses(whole) and len(losses(whole)) == STEPS
     assert points(killed, "val") == points(whole, "val")
     for name in ("last.pt", "best.pt"):
-        first, second = (
-            torch.load(run / name, weights_only=True)["model"]
-            for run in (whole, killed)
-        )
+        first, second = (kept(run / name)["model"] for run in (whole, killed))
         assert all(torch.equal(value, second[key]) for key, value in first.items())

@@ -12,12 +12,12 @@ import psutil
 from tests.end_to_end.runs import (
     Process,
     Runner,
-    importable,
+    kept,
     losses,
+    reached,
     summary,
-    until,
 )
-from tests.end_to_end.test_torchrun import SMALL, begun, last, ours
+from tests.end_to_end.test_torchrun import SMALL, ours
 
 LEAVES_S = 5.0
 SLACK_S = 4.0
@@ -43,10 +43,10 @@ def leave(*processes: Process) -> None:
 
 def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
     process = train("--data", pictures, FLAGS)
-    begun(train)
+    reached(train.cwd / "run", 4)
     stop_workers(process)
     leave(process)
-    at = last(train)["progress"]
+    at = kept(train.cwd / "run/last.pt")["progress"]
     assert at["step"] == len(losses(train.cwd / "run"))
     assert at["step"] == (at["epoch"] * 96 + at["consumed"]) // 4
     assert not summary(train.cwd / "run")["finished"]
@@ -56,7 +56,7 @@ def test_a_rank_that_waits_for_a_stopped_one_leaves(
     train: Runner, pictures: Path
 ) -> None:
     first, second = train.ranks(2, "--data", pictures, FLAGS)
-    begun(train)
+    reached(train.cwd / "run", 4)
     second.send(signal.SIGSTOP)
     leave(first)
     assert any("cannot meet the others" in line for line in ours(first.err))
@@ -65,7 +65,7 @@ def test_a_rank_that_waits_for_a_stopped_one_leaves(
 def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
     flags = f"{FLAGS} --timeout-minutes 0.05"
     first, second = train.ranks(2, "--data", pictures, flags)
-    begun(train)
+    reached(train.cwd / "run", 4)
     second.send(signal.SIGSTOP)
     assert first.wait() == 1
     (line,) = ours(first.err)
@@ -80,27 +80,3 @@ def test_a_rank_that_never_comes_is_named(train: Runner) -> None:
     line = alone.mistake()
     assert f"rank {1 - missing} on {HOST} has waited 0.02 minutes" in line
     assert f"for rank {missing} of 2, which has not come" in line
-
-
-SCANS = """
-import time, torch
-from engine.distributed import ProcessWorld
-world = ProcessWorld(torch.device("cpu"))
-world.meet()
-open(f"met-{world.rank}", "w").close()
-time.sleep(200)
-"""
-
-
-def test_a_rank_that_dies_while_others_scan(train: Runner) -> None:
-    """No group of processes is there yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    meet = importable(train.env) | meet | {"WORLD_SIZE": "2"}
-    ranks = [train.python("-c", SCANS, env=meet | {"RANK": str(r)}) for r in range(2)]
-    until(lambda: len([*train.cwd.glob("met-*")]) == 2, 60, "both")
-    ranks[0].send(signal.SIGKILL)
-    assert ranks[1].wait(90) == 1  # 45 s where no other tests run
-    (line,) = ours(ranks[1].err)
-    assert f"rank 1 on {HOST} cannot go on: rank 0 on {HOST} does not answer" in line

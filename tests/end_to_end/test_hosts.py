@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.end_to_end.runs import Process, Runner, summary
+from tests.end_to_end.runs import Process, Runner, kept, summary
 
 HOST = socket.gethostname()
 FLAGS = """--loader torchvision --arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8
@@ -88,7 +87,7 @@ def end_of(run: Path) -> Any:
     figures = summary(run)["validation"]
     if not (run / "last.pt").exists():
         return figures
-    content = torch.load(run / "last.pt", weights_only=True)
+    content = kept(run / "last.pt")
     digest = hashlib.sha256()
     held = [*content["model"].values(), *content["ema"].values()]
     for state in content["optimizer"]["state"].values():

@@ -16,7 +16,7 @@ from report.tensorboard import SETTINGS_FILE, layout, metrics
 from settings.config import parse
 from tasks import compared
 from tasks.classification import KIND
-from tests.end_to_end.runs import Runner, losses, points, summary
+from tests.end_to_end.runs import Runner, kept, losses, points, summary
 from tests.end_to_end.test_rates import check_rates
 
 FLAGS = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 10 --workers 1 --epochs 2
@@ -109,10 +109,7 @@ def test_rates_are_consistent(run: Runner) -> None:
 def test_measuring_ceilings_changes_nothing(run: Runner) -> None:
     assert losses(run.cwd / "run") == losses(run.cwd / "bare")
     assert points(run.cwd / "bare", "ceilings") == []
-    measured, bare = (
-        torch.load(run.cwd / name / "last.pt", weights_only=True)
-        for name in ("run", "bare")
-    )
+    measured, bare = (kept(run.cwd / name / "last.pt") for name in ("run", "bare"))
     assert all(
         torch.equal(value, bare["model"][name])
         for name, value in measured["model"].items()
@@ -167,5 +164,5 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
     again = parse(["--config", str(run.cwd / "run" / "config.yaml")])
     flags = f"--data {pictures} {FLAGS} {WINDOWS}".split()
     assert again.flat() | {"config": None} == parse(flags).flat()
-    stored = torch.load(run.cwd / "run" / "last.pt", weights_only=True)["config"]
+    stored = kept(run.cwd / "run" / "last.pt")["config"]
     assert stored == again.flat() | {"config": None}

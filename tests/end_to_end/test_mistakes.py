@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from tests.end_to_end.runs import ROOT, Runner, draw, losses, until
+from tests.end_to_end.runs import ROOT, Runner, draw, kept
 
 SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 0 --epochs 1
     --ceilings false"""
@@ -47,7 +46,7 @@ def test_checkpoints_of_other_runs(train: Runner, pictures: Path) -> None:
     run = train.cwd / "run"
     train("--data", pictures, f"{SMALL} --steps 1 --output run").done()
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    content = torch.load(run / "last.pt", weights_only=True)
+    content = kept(run / "last.pt")
     # as a vision transformer's position embedding differs by image size
     content["model"]["classifier.1.bias"] = torch.zeros(9)
     torch.save(content, train.cwd / "shape.pt")
@@ -93,20 +92,6 @@ def test_a_limit_that_is_too_low(
     flags = f"{SMALL} --workers 4 --output full"
     limits = {f"RLIMIT_{limit}": most}
     assert said in train("--data", pictures, flags, limits=limits).mistake()
-
-
-def test_a_worker_that_is_killed(train: Runner, pictures: Path) -> None:
-    long = "--workers 2 --epochs 1000 --log-every 1 --val-every 0 --output killed"
-    process = train("--data", pictures, f"{SMALL} {long}")
-    told = train.cwd / "killed" / "metrics.jsonl"
-    until(lambda: told.exists() and '"train"' in told.read_text(), 60, "steps")
-    for child in psutil.Process(process.pid).children():
-        child.kill()
-    line = process.mistake()
-    assert line.startswith("a worker process (pid") and "fewer --workers" in line
-    assert "was ended by signal 9, Killed, busy with " in line
-    saved = torch.load(train.cwd / "killed" / "last.pt", weights_only=True)["progress"]
-    assert 0 < saved["step"] == len(losses(train.cwd / "killed"))
 
 
 UNDER_ANY_LIMIT = f"""

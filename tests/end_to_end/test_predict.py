@@ -16,7 +16,7 @@ from PIL import Image
 
 from scripts import export, serve_example
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import Runner, draw, summary
+from tests.end_to_end.runs import Runner, draw, kept, summary
 from tests.unit.coco_files import write_coco
 
 HERE = ("--workers 0 --ceilings false",)
@@ -112,7 +112,7 @@ def net(num_classes):
 def test_a_checkpoint_runs_no_code(home: Runner) -> None:
     """It names a module that lies in the folder of now; --arch is the user's word that it may run."""
     (home.cwd / "strangers.py").write_text(OF_A_STRANGER)
-    content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
+    content = kept(home.cwd / "run" / "last.pt")
     linear = torch.nn.Linear(3, len(CLASSES)).state_dict()
     content |= {
         "arch": "strangers:net",
@@ -215,7 +215,7 @@ def test_detectors_find_what_the_validation_found(
         *run,
         "--epochs 1 --val-every 0 --output detector",
     ).done()
-    content = torch.load(home.cwd / "detector" / "last.pt", weights_only=True)
+    content = kept(home.cwd / "detector" / "last.pt")
     content["model"][
         "head.classification_head.cls_logits.bias"
     ].zero_()  # else it finds nothing as yet

@@ -18,9 +18,12 @@ from tests.end_to_end.runs import (
     TIMEOUT_S,
     Process,
     Runner,
+    kept,
     losses,
     points,
+    reached,
     session,
+    steps,
     summary,
     until,
 )
@@ -38,22 +41,6 @@ def start(
 ) -> list[Process]:
     where = ("--data", data, f"--output {output} --resume auto")
     return train.ranks(ranks, *where, f"{SMALL} --batch-size {STEP // ranks} {flags}")
-
-
-def steps(output: Path) -> int:
-    found = points(output, "train")
-    return found[-1]["step"] if found else 0
-
-
-def reached(output: Path, step: int, process: Process) -> None:
-    def there() -> bool:
-        return steps(output) >= step or process.poll() is not None
-
-    until(there, TIMEOUT_S, f"step {step}")
-
-
-def kept(path: Path) -> Any:
-    return torch.load(path, weights_only=True)
 
 
 def test_killed_at_random_steps(train: Runner, pictures: Path) -> None:
@@ -95,7 +82,7 @@ def test_two_processes_and_one_killed_before_the_first_checkpoint(
 ) -> None:
     """A scheduler may start them so. Without a checkpoint --resume auto starts anew."""
     (first,) = start(train, pictures, "run", "--read-delay-ms 30")
-    until(lambda: steps(train.cwd / "run") > 1, TIMEOUT_S, "two steps")
+    reached(train.cwd / "run", 2, first)
     (second,) = start(train, pictures, "run")
     assert "--output run: another run is writing there" in second.mistake()
     assert first.poll() is None
@@ -165,31 +152,10 @@ def test_files_that_are_gone_for_a_while_cost_no_step(
     assert len(losses(train.cwd / "run")) == STEPS
 
 
-def test_other_batch_and_world_size_go_on_with_the_tail(
-    train: Runner, pictures: Path
-) -> None:
-    """3 steps of 8 samples, 1 of 2 x 12 (15 would leave a short one), 1 of 7; of the 41 left 5 steps of
-    8, and the last sample: none is dropped.
-    """
-    run = train.cwd / "run"
-    for ranks, batch, step, consumed in (
-        (1, 8, 3, 24),
-        (2, 15, 4, 48),
-        (1, 7, 5, 55),
-        (1, 8, 11, 96),
-    ):
-        flags = f"--batch-size {batch} --steps {step} --val-every 0"
-        for process in start(train, pictures, "run", flags, ranks=ranks):
-            process.done()
-        last = points(run, "train")[-1]
-        assert (last["step"], last["consumed"]) == (step, consumed)
-    assert len(losses(run)) == 11
-    found = summary(run)
-    assert (found["samples"], found["samples_dropped"]) == (96, 0), "of the whole run"
-
-
 def test_the_step_stays_when_ranks_change(train: Runner, pictures: Path) -> None:
-    """Parts of 2, 1 and 2 ranks take the steps of a run of one rank; without the flag it is said."""
+    """Parts of 2, 1 and 2 ranks take the steps of a run of one rank; without the flag it is said, and what is left
+    of the epoch is taken in other steps: none is dropped.
+    """
     plain = "--val-every 0 --warmup-epochs 1"
     flags = f"{plain} --global-batch-size 8"
     start(train, pictures, "whole", f"{flags} --steps 6")[0].done()
@@ -206,6 +172,11 @@ def test_the_step_stays_when_ranks_change(train: Runner, pictures: Path) -> None
     more = f"{plain} --batch-size 8 --steps 7"
     first, _ = start(train, pictures, "parts", more, ranks=2)
     assert "a step had 8 samples and has 16 now" in " ".join(first.done().out.split())
+    more = f"{plain} --batch-size 7 --steps 12"  # 4 of 7 samples, and the last 4
+    start(train, pictures, "parts", more)[0].done()
+    assert points(train.cwd / "parts", "train")[-1]["consumed"] == N
+    told = summary(train.cwd / "parts")
+    assert (told["samples"], told["samples_dropped"]) == (N, 0), "of the whole run"
     more = "--global-batch-size 9"
     for process in start(train, pictures, "other", more, ranks=2):
         assert "choose a multiple of 8" in process.mistake()

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine.checkpoint import Content
-from tests.end_to_end.runs import Runner, draw, losses, points, summary
+from tests.end_to_end.runs import Runner, draw, kept, losses, points, summary
 
 SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 0
     --ceilings false --val-every 0 --epochs 1 --log-every 1"""
@@ -81,7 +80,7 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     flags = "--arch shufflenet_v2_x0_5 --ema 0.5 --val-every 1 --steps 3"
     whole = run(train, pictures, "whole", f"--batch-size 32 {flags}")
     (told,) = points(whole, "val")
-    best = torch.load(whole / "best.pt", weights_only=True)
+    best = kept(whole / "best.pt")
     assert best["progress"]["best"] == max(told["top1"], told["ema_top1"])
     better = "network" if told["top1"] >= told["ema_top1"] else "average"
     assert best["best_of"] == better

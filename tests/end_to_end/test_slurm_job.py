@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.end_to_end.runs import ROOT, Runner, losses, points, summary, until
+from tests.end_to_end.runs import ROOT, Runner, kept, losses, points, summary, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2", "n3")
@@ -183,7 +182,7 @@ def test_a_job_that_is_told_to_stop_goes_on_where_it_was(
     assert summary(output)["world_size"] == 2
 
     def is_saved() -> bool:
-        saved = torch.load(output / "last.pt", weights_only=True)["progress"]["step"]
+        saved = kept(output / "last.pt")["progress"]["step"]
         return stopped_at < saved == len(losses(output))
 
     until(is_saved, RUNS_S, "a checkpoint")

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import socket
 import time
 from collections import Counter
 from contextlib import suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tests.end_to_end.runs import ROOT, Process, Runner, losses, until
+from tests.end_to_end.runs import ROOT, Process, Runner, free_port, losses, until
 
 SEED = 4
 KILLS = int(os.environ.get("UNKILLABLE_KILLS", 2))
@@ -77,9 +76,7 @@ class Ranks:
         self.samples = train.cwd / f"{output}-samples"
         self.samples.mkdir(exist_ok=True)
         self.there: dict[int, Process] = {}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
 
     def start(self, rank: int, count: int, flags: str = "", stop_at: int = -1) -> None:
         env = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))

@@ -23,7 +23,7 @@ from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.loss_log import LossLog
 from system import resources
 from system.resources import memory_bytes
-from tests.end_to_end.runs import Runner
+from tests.end_to_end.runs import Runner, free_port
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,12 +150,9 @@ def main(size: int, results: Path) -> None:
 
 
 def run(size: int, folder: Path, runner: Runner) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
     }
