@@ -246,10 +246,12 @@ class Console:
         self._print("-" * WIDTH)
         if folder is not None:
             self._print(f"run folder:   {folder}")
+            if pictures := sorted(path.name for path in folder.glob("*.png")):
+                self._print(f"pictures:     {', '.join(pictures)}")
             if best := look_up(summary, "best.checkpoint"):
                 best = shlex.quote(best)
                 self._print(
-                    f"predict:      python train.py --predict FILES --resume {best}"
+                    f"predict:      python train.py --predict FOLDER --resume {best}"
                 )
                 if summary.get("task") == "classification":
                     self._print(f"export:       python -m scripts.export {best}")
@@ -296,10 +298,12 @@ def rows(summary: Summary, task: Reported) -> list[tuple[str, str]]:
     (name, value), *others = values
     if others:
         value += f"   ({'   '.join(f'{name} {value}' for name, value in others)})"
+    if "samples" in validation:
+        value += f"   of {validation['samples']:,} samples"
     lines = [(name, value)]
     # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
     if look_up(summary, "rate.steady") is None and "samples" in validation:
-        return [*lines, ("samples", f"{validation['samples']:,}")]
+        return lines
     if best := summary.get("best"):
         after = f" after epoch {best['epoch']}" if best.get("epoch") else ""
         metric = _metric(titled[0], best["value"])

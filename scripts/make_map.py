@@ -61,6 +61,8 @@ in which a sample meets them. A file whose name begins with `_` is of its own fo
 | a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `LEVERS` of `scripts/tune.py` are tried, the most promising first |
 | what "change first" says | the best prediction that gains a tenth; else a sentence of `report/advice.py` | a case in `tests/unit/test_report_advice.py` |
 | an axis of `bench train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there |
+| a tracker, `--log NAME` | its class and `TRACKERS` in `report/sinks.py` | the Literal of `log` in `settings/run.py` |
+| an exit code | `engine/exit_codes.py` | its row in `docs/cluster.md`; `deploy/` where a scheduler acts on it |
 | a row of `scripts.doctor` | its function and `PROBES` in `scripts/_probes.py` | |
 """  # noqa: E501
 

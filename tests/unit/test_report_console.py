@@ -105,9 +105,16 @@ def test_a_terminal_gets_one_bar_that_is_redrawn_at_most_five_times_a_second(
     assert "\x1b" not in stream.getvalue().removeprefix(drawn)
 
 
-def test_the_result_fits_80_columns_and_names_everything() -> None:
+def test_the_result_fits_80_columns_and_names_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("some runs/latest")
+    folder.mkdir(parents=True)
+    for name in ("results.png", "mistakes.png", "summary.json"):
+        (folder / name).touch()
     stream = io.StringIO()
-    Console(stream=stream).result(SUMMARY, KIND, folder=Path("some runs/latest"))
+    Console(stream=stream).result(SUMMARY, KIND, folder=folder)
     text = stream.getvalue()
     table, _, commands = text.partition("run folder:")
     assert max(len(line) for line in table.splitlines()) == 80 and commands
@@ -123,7 +130,8 @@ def test_the_result_fits_80_columns_and_names_everything() -> None:
         "data wait         1.23 ms a step, 4.5% of the time",
         "not decoded       2 samples, see failed.txt",
         "run folder:   some runs/latest",
-        "predict:      python train.py --predict FILES --resume 'some runs/latest/best.pt'",
+        "pictures:     mistakes.png, results.png",
+        "predict:      python train.py --predict FOLDER --resume 'some runs/latest/best.pt'",
         "export:       python -m scripts.export 'some runs/latest/best.pt'",
         "TensorBoard:  tensorboard --logdir 'some runs'",
     ):
@@ -143,10 +151,8 @@ def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
     assert rows(nothing, KIND)[:-1] == [(name, "-") for name in names]
     validation = {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000}
     alone = {"samples": 1_281_167, "validation": validation}
-    assert rows(alone, KIND) == [
-        ("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"),
-        ("samples", "50,000"),
-    ]
+    told = "50.00%   (top-5 100.00%   loss 0.2500)   of 50,000 samples"
+    assert rows(alone, KIND) == [("top-1", told)]
 
 
 def test_quiet_says_only_warnings_and_the_table() -> None:
