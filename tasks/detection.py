@@ -223,7 +223,7 @@ class DetectionKind(TaskKind):
         detection = config.detection
         policies = detection_policies(config.augmentation, detection, native)
         return pair(
-            DetectionPlan.of,
+            DetectionPlan,
             config,
             splits,
             *policies,

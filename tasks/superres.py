@@ -436,7 +436,7 @@ def _plan(
 ) -> PatchPlan:
     """Return the plan of training, or of validation, whose batches are single images of any size."""
     size = batch_size if training else 1
-    return PatchPlan.of(columns, policy, batch_size=size, training=training, **how)
+    return PatchPlan(columns, policy, batch_size=size, training=training, **how)
 
 
 KIND = SuperresKind()

@@ -39,9 +39,8 @@ class Faulty(ImagePlan):
 
 def faulty(change: Change) -> Faulty:
     return Faulty(
-        heights=np.arange(COUNT) + 40,
-        widths=np.arange(COUNT) + 50,
-        policy=ImagePolicy(window="random-resized", image_size=16, flip=0.5),
+        SimpleNamespace(height=np.arange(COUNT) + 40, width=np.arange(COUNT) + 50),
+        ImagePolicy(window="random-resized", image_size=16, flip=0.5),
         seed=0,
         batch_size=BATCH,
         change=change,

@@ -47,9 +47,7 @@ def plan(
     batch_size: int = 4,
     **numbers: Any,
 ) -> DetectionPlan:
-    return DetectionPlan.of(
-        boxed(n), policy, seed=seed, batch_size=batch_size, **numbers
-    )
+    return DetectionPlan(boxed(n), policy, seed=seed, batch_size=batch_size, **numbers)
 
 
 @pytest.mark.parametrize("keep_empty", [False, True])
@@ -82,7 +80,7 @@ def test_the_largest_shape_holds_every_batch() -> None:
         (both, SSD, (300, 300)),
         (landscapes, FLIP, (800, 1280)),
     ):
-        here = DetectionPlan.of(source, policy, seed=1, batch_size=1)
+        here = DetectionPlan(source, policy, seed=1, batch_size=1)
         assert here.sample_shape == (3, *shape) and here.image_size == max(shape)
 
 

@@ -53,7 +53,7 @@ def drawn(seed: int, *, runs: bool = False, images: int = 12) -> SimpleNamespace
 
 
 def rows_of(source: Any, policy: DetectionPolicy, seed: int, epoch: int = 0) -> Rows:
-    return DetectionPlan.of(
+    return DetectionPlan(
         source, policy, seed=seed, batch_size=len(source.height), keep_empty=True
     ).rows(epoch, 0)[0]
 
