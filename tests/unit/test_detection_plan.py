@@ -22,21 +22,11 @@ from tests.unit.annotated import columns
 
 GREY = (0.5, 0.5, 0.5)
 FLIP = DetectionPolicy(augment="flip", size=800, longer=1333, flip=0.5)
-STRETCH = replace(FLIP, size=300, longer=None)
 MULTISCALE = DetectionPolicy(
     augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES, flip=0.5
 )
 LSJ = DetectionPolicy(augment="lsj", size=1024, longer=1333, flip=0.5)
 SSD = DetectionPolicy(augment="ssd", size=300, flip=0.5)
-SSDLITE = DetectionPolicy(augment="ssdlite", size=320, flip=0.5)
-POLICIES = {
-    "flip": FLIP,
-    "stretch": STRETCH,
-    "multiscale": MULTISCALE,
-    "lsj": LSJ,
-    "ssd": SSD,
-    "ssdlite": SSDLITE,
-}
 
 
 def plan(
