@@ -159,7 +159,7 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
             flip=0.5 if asked.augment else asked.flip,
             augment=AUGMENTS[asked.augment],
         )
-        plan: ImagePlan | ClipPlan = ImagePlan.of(
+        plan: ImagePlan | ClipPlan = ImagePlan(
             columns,
             policy,
             seed=0,

@@ -7,7 +7,8 @@ where a network knows the luma alone, as its paper does, else 3.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -46,65 +47,55 @@ class _OfLuma(nn.Module):
     """A network of the luma, without padding of its own: the edges of its input are repeated outwards once.
 
     Then the output is as large as the input, and what is repeated is pixels and not the zeros that each layer
-    would add. The input has no gradient, so that no step depends on an order of sums.
+    would add. The input has no gradient, so that no step depends on an order of sums. `margin` is how far they
+    are repeated, pixels; before it bicubic interpolation makes the luma `enlarge` times as high and wide.
     """
 
-    def __init__(self, body: nn.Sequential, *, margin: int) -> None:
+    def __init__(self, body: nn.Sequential, *, margin: int, enlarge: int = 1) -> None:
         super().__init__()
         self.body = body
         self._margin = margin
+        self._enlarge = enlarge
 
-    def _through(self, y: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        y = luma(images)
+        if self._enlarge > 1:
+            y = enlarged(y, self._enlarge)
         y = functional.pad(y, [self._margin] * 4, mode="replicate")
         weight: torch.Tensor = next(self.body.parameters())
         found: torch.Tensor = self.body(y.to(weight.dtype))
         return found
 
 
-class Srcnn(_OfLuma):
-    """Dong et al. 2014, "Image Super-Resolution Using Deep Convolutional Networks", arXiv 1501.00092.
+def _srcnn(scale: int, *, middle: int = 1) -> nn.Module:
+    """Return Dong et al. 2014, "Image Super-Resolution Using Deep Convolutional Networks", arXiv 1501.00092.
 
     Three convolutions on the image that bicubic interpolation has enlarged; kernels f1-f2-f3 of 9-1-5 in the
     paper's basic setting, 9-5-5 in its best.
     """
-
-    def __init__(self, scale: int, middle: int) -> None:
-        super().__init__(
-            nn.Sequential(
-                nn.Conv2d(1, 64, 9),
-                nn.ReLU(inplace=True),
-                nn.Conv2d(64, 32, middle),
-                nn.ReLU(inplace=True),
-                nn.Conv2d(32, 1, 5),
-            ),
-            margin=(9 + middle + 5 - 3) // 2,
-        )
-        self._scale = scale
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self._through(enlarged(luma(images), self._scale))
+    body = nn.Sequential(
+        nn.Conv2d(1, 64, 9),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(64, 32, middle),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(32, 1, 5),
+    )
+    return _OfLuma(body, margin=(9 + middle + 5 - 3) // 2, enlarge=scale)
 
 
-class Espcn(_OfLuma):
-    """Shi et al. 2016, "Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel
+def _espcn(scale: int) -> nn.Module:
+    """Return Shi et al. 2016, "Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel
     Convolutional Neural Network", arXiv 1609.05158: 5-3-3 on the small image, enlarged by its last layer.
     """
-
-    def __init__(self, scale: int) -> None:
-        super().__init__(
-            nn.Sequential(
-                nn.Conv2d(1, 64, 5),
-                nn.Tanh(),
-                nn.Conv2d(64, 32, 3),
-                nn.Tanh(),
-                nn.Conv2d(32, scale**2, 3),
-                nn.PixelShuffle(scale),
-            ),
-            margin=4,
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self._through(luma(images))
+    body = nn.Sequential(
+        nn.Conv2d(1, 64, 5),
+        nn.Tanh(),
+        nn.Conv2d(64, 32, 3),
+        nn.Tanh(),
+        nn.Conv2d(32, scale**2, 3),
+        nn.PixelShuffle(scale),
+    )
+    return _OfLuma(body, margin=4)
 
 
 class _Block(nn.Module):
@@ -156,23 +147,23 @@ def _upsampling(scale: int, width: int) -> list[nn.Module]:
     return layers
 
 
-ARCHITECTURES: dict[str, Callable[[int], nn.Module]] = {
-    "srcnn": lambda scale: Srcnn(scale, middle=1),
-    "srcnn_955": lambda scale: Srcnn(scale, middle=5),
-    "espcn": Espcn,
-    "edsr_baseline": Edsr,
+class Architecture(NamedTuple):
+    """A network and how its paper trains it."""
+
+    build: Callable[[int], nn.Module]  # for a scale
+    patch: int  # side of the small patches, pixels
+    loss: Literal["mse", "l1"]
+    of_luma: bool = True  # it gives the luma alone
+
+
+ARCHITECTURES = {
+    # 11 pixels: the paper's are 33 at a scale of 3
+    "srcnn": Architecture(_srcnn, 11, "mse"),
+    "srcnn_955": Architecture(partial(_srcnn, middle=5), 11, "mse"),
+    "espcn": Architecture(_espcn, 17, "mse"),
+    "edsr_baseline": Architecture(Edsr, 48, "l1", of_luma=False),
 }
-"""--arch -> what builds it for a scale."""
-PATCHES = {"srcnn": 11, "srcnn_955": 11, "espcn": 17, "edsr_baseline": 48}
-"""--arch -> side of the small patch that its paper trains on, pixels; SRCNN's is 33 at a scale of 3."""
-OF_LUMA = ("srcnn", "srcnn_955", "espcn")
-"""Architectures that give the luma alone."""
-LOSSES: dict[str, Literal["mse", "l1"]] = {
-    "srcnn": "mse",
-    "srcnn_955": "mse",
-    "espcn": "mse",
-}
-"""--arch -> the loss of its paper; l1, EDSR's, of any other."""
+"""--arch -> what it is."""
 
 
 def names() -> list[str]:
@@ -182,7 +173,7 @@ def names() -> list[str]:
 
 def native(arch: str, weights: str | None = None) -> Native:
     """Return the side of the small patches that the paper trains on. Images come as RGB in [0, 1]."""
-    return Native(PATCHES[arch], (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return Native(ARCHITECTURES[arch].patch, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def build(
@@ -194,7 +185,7 @@ def build(
     """
     got = f"--scale {scale} with small images of {shape[-1]} px"
     with suiting(arch, got, f"small images of {native(arch).size} px"):
-        module = ARCHITECTURES[arch](scale)
+        module = ARCHITECTURES[arch].build(scale)
         dry_run(module, shape)
     return module, load(module, arch, weights) if weights else Loaded()
 

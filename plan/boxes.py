@@ -6,7 +6,7 @@ Knows no model and no mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from plan import geometry, ops, order, windows
 from plan.augment import UNTOUCHED, Augment
 from plan.augment import turns as turns_of
 from plan.draws import Purpose, uniforms
-from plan.epoch import EpochPlan, exif_of
+from plan.epoch import EpochPlan
 from plan.targets import usable_boxes
 
 STRIDE = 32  # a canvas is a multiple of this, as torchvision's detectors pad (size_divisible)
@@ -242,7 +242,7 @@ def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> A
     return np.asarray(np.logical_or.reduceat(good, starts, axis=0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DetectionPlan(EpochPlan):
     """contracts.Plan for images with boxes. `columns` is a dataset.coco.columns.Instances.
 
@@ -250,8 +250,8 @@ class DetectionPlan(EpochPlan):
     neighbours have like sizes, unless that of the data is asked for. Validation: every image, by size.
     """
 
-    columns: Any
     policy: DetectionPolicy
+    _: KW_ONLY
     keep_empty: bool = False
     # int64 [samples], ascending, of the images that are used
     _ids: Array = field(init=False, repr=False)
@@ -266,11 +266,6 @@ class DetectionPlan(EpochPlan):
         # the dataclass is frozen; both are asked for in every batch
         object.__setattr__(self, "_ids", ids)
         object.__setattr__(self, "_largest", largest)
-
-    @staticmethod
-    def of(columns: Any, policy: DetectionPolicy, **numbers: Any) -> DetectionPlan:
-        """Return the plan of a manifest's samples."""
-        return DetectionPlan(columns=columns, policy=policy, **numbers)
 
     @property
     def samples(self) -> int:
@@ -306,14 +301,6 @@ class DetectionPlan(EpochPlan):
         return self.policy.operates
 
     @property
-    def exif(self) -> Array | None:
-        return exif_of(self.columns)
-
-    @property
-    def stored(self) -> tuple[Array, Array]:
-        return self.columns.height, self.columns.width
-
-    @property
     def together(self) -> int:
         return 1  # a canvas is a batch's
 
@@ -347,9 +334,6 @@ class DetectionPlan(EpochPlan):
         return self.policy.frame(
             self.seed, epoch, ids, *self._stored(ids), boxes, which
         )
-
-    def _stored(self, ids: Array) -> tuple[Array, Array]:
-        return np.asarray(self.columns.height[ids]), np.asarray(self.columns.width[ids])
 
 
 def padding(batches: Sequence[Rows]) -> float:

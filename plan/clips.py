@@ -140,7 +140,7 @@ class ClipPolicy:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ClipPlan(EpochPlan):
     """contracts.Plan for clips of videos. `columns` is a dataset.videos.columns.Videos.
 
@@ -148,21 +148,7 @@ class ClipPlan(EpochPlan):
     after the other, with the video's id.
     """
 
-    columns: Any
     policy: ClipPolicy
-
-    @staticmethod
-    def of(columns: Any, policy: ClipPolicy, **numbers: Any) -> ClipPlan:
-        """Return the plan of a manifest's videos."""
-        return ClipPlan(columns=columns, policy=policy, **numbers)
-
-    @property
-    def samples(self) -> int:
-        return len(self.columns)
-
-    @property
-    def image_size(self) -> int:
-        return self.policy.image_size
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -181,16 +167,12 @@ class ClipPlan(EpochPlan):
         return 1 if self.training else self.policy.crops
 
     @property
-    def stored(self) -> tuple[Array, Array]:
-        return self.columns.height, self.columns.width
-
-    @property
     def segments(self) -> tuple[Array, Array]:
         return self.columns.first, self.columns.frames
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         policy = self.policy
-        heights, widths = (np.asarray(column[ids]) for column in self.stored)
+        heights, widths = self._stored(ids)
         clip, crop = np.divmod(views, policy.crops)
         drawn = self.counters(ids, views)
         sizes = np.full((len(ids), 2), self.image_size, np.int64)

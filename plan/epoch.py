@@ -6,7 +6,7 @@ Knows no loader, no label, no device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,18 @@ def exif_of(columns: Any) -> Array | None:
     return getattr(columns, "exif", None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EpochPlan(ABC):
     """The base of all plans: a rank's share of an epoch's order.
 
-    An *item* is one view of a sample, as the number sample * views + view.
+    An *item* is one view of a sample, as the number sample * views + view. `columns` have the sizes of all
+    samples, `height` and `width`, pixels [n]: as stored, of videos as displayed; with `exif`, the column of
+    EXIF's turns, as viewers show them. `policy` says how they are framed.
     """
 
+    columns: Any
+    policy: Any
+    _: KW_ONLY
     seed: int
     batch_size: int
     world_size: int = 1
@@ -50,18 +55,22 @@ class EpochPlan(ABC):
     balance: Balance | None = None
     # training: the last step of an epoch is padded, not dropped
     keeps_tail: bool = False
-    # makes the columns hold the sizes of samples, where they may not be there yet
-    fetch: Fetch | None = None
 
     @property
-    @abstractmethod
     def samples(self) -> int:
         """Return the number of samples in the whole data set."""
+        return len(self.columns.height)
 
     @property
-    @abstractmethod
     def image_size(self) -> int:
         """Return the largest side of an output, in pixels."""
+        side: int = self.policy.image_size
+        return side
+
+    @property
+    def fetch(self) -> Fetch | None:
+        """Return what makes the columns hold the sizes of samples; None where all are there."""
+        return getattr(self.columns, "fetch", None)
 
     @property
     def first_epochs(self) -> tuple[int, ...]:
@@ -92,7 +101,7 @@ class EpochPlan(ABC):
     @property
     def exif(self) -> Array | None:
         """Return uint8 [n], the turns that show stored images; None where they are taken as stored."""
-        return None
+        return exif_of(self.columns)
 
     @property
     def transposes(self) -> bool:
@@ -107,12 +116,14 @@ class EpochPlan(ABC):
         return 0
 
     @property
-    @abstractmethod
     def stored(self) -> tuple[Array, Array]:
-        """Return heights and widths, pixels [n], that regions lie in: as stored, of videos as displayed.
+        """Return heights and widths, pixels [n], that regions lie in."""
+        return self.columns.height, self.columns.width
 
-        With `exif` they are those that are shown.
-        """
+    def _stored(self, ids: Array) -> tuple[Array, Array]:
+        """Return heights and widths of samples `ids`, pixels [B]."""
+        heights, widths = self.stored
+        return np.asarray(heights[ids]), np.asarray(widths[ids])
 
     @property
     def segments(self) -> tuple[Array, Array] | None:

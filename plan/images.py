@@ -11,7 +11,7 @@ from contracts import Array, UserError
 from plan import windows
 from plan.augment import UNTOUCHED, Augment, turns
 from plan.draws import Purpose, uniforms
-from plan.epoch import EpochPlan, exif_of
+from plan.epoch import EpochPlan
 
 MULTIPLE = 32
 """Sizes between the first and the last are multiples of so many pixels: the stride of most networks."""
@@ -94,37 +94,11 @@ class ImagePolicy:
         return regions, inner, turned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ImagePlan(EpochPlan):
-    """contracts.Plan for images. `heights` and `widths` are columns of sizes, pixels [n].
+    """contracts.Plan for images."""
 
-    `shown_by` is the column of EXIF's turns, uint8 [n]; the sizes are then those that viewers show.
-    """
-
-    heights: Array
-    widths: Array
     policy: ImagePolicy
-    shown_by: Array | None = None
-
-    @staticmethod
-    def of(columns: Any, policy: ImagePolicy, **numbers: Any) -> ImagePlan:
-        """Return the plan of a manifest's samples."""
-        return ImagePlan(
-            heights=columns.height,
-            widths=columns.width,
-            policy=policy,
-            shown_by=exif_of(columns),
-            fetch=getattr(columns, "fetch", None),  # stand-ins have none
-            **numbers,
-        )
-
-    @property
-    def samples(self) -> int:
-        return len(self.heights)
-
-    @property
-    def image_size(self) -> int:
-        return self.policy.image_size
 
     @property
     def first_epochs(self) -> tuple[int, ...]:
@@ -137,20 +111,10 @@ class ImagePlan(EpochPlan):
     def operates(self) -> bool:
         return self.policy.augment.operates
 
-    @property
-    def exif(self) -> Array | None:
-        return self.shown_by
-
-    @property
-    def stored(self) -> tuple[Array, Array]:
-        return self.heights, self.widths
-
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        heights = np.asarray(self.heights[ids])
-        widths = np.asarray(self.widths[ids])
         drawn = self.counters(ids, views)
         regions, inner, turned = self.policy.frame(
-            self.seed, epoch, drawn, heights, widths
+            self.seed, epoch, drawn, *self._stored(ids)
         )
         sizes = np.full((len(ids), 2), self.policy.size(epoch), np.int64)
         ops = self.policy.augment.draw(self.seed, epoch, drawn, sizes)

@@ -74,27 +74,20 @@ class PatchPolicy:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PatchPlan(EpochPlan):
-    """contracts.Plan for pairs of images. A sample is one of `patches` patches of an image.
+    """contracts.Plan for pairs of images. `columns` is a dataset.pairs.columns.Pairs.
 
-    `heights`, `widths` [n] are of the large image of each sample; those of one image lie together.
+    A sample is one of `patches` patches of an image, and its size that of the large image; the patches of one
+    image lie together.
     """
 
-    heights: Array
-    widths: Array
     policy: PatchPolicy
-    patches: int = 1
-
-    @staticmethod
-    def of(columns: Any, policy: PatchPolicy, **numbers: Any) -> PatchPlan:
-        """Return the plan of the samples of a dataset.pairs.columns.Pairs."""
-        sizes = {"heights": columns.height, "widths": columns.width}
-        return PatchPlan(**sizes, policy=policy, patches=columns.patches, **numbers)
 
     @property
-    def samples(self) -> int:
-        return len(self.heights)
+    def patches(self) -> int:
+        count: int = self.columns.patches
+        return count
 
     @property
     def upscale(self) -> int:
@@ -110,10 +103,6 @@ class PatchPlan(EpochPlan):
         if self.policy.patch is not None:
             return (3, self.policy.patch // scale, self.policy.patch // scale)
         return (3, *(int(sides.max(initial=scale)) // scale for sides in self.stored))
-
-    @property
-    def stored(self) -> tuple[Array, Array]:
-        return self.heights, self.widths
 
     @property
     def resident(self) -> int:
@@ -165,10 +154,8 @@ class PatchPlan(EpochPlan):
         return np.lexsort((within, rounds, block[images]))
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        heights = np.asarray(self.heights[ids])
-        widths = np.asarray(self.widths[ids])
         framed: dict[str, Any] = self.policy.frame(
-            self.seed, epoch, ids, heights, widths
+            self.seed, epoch, ids, *self._stored(ids)
         )
         if not self.filled:
             framed["canvas"] = tuple(framed["sizes"].max(axis=0).tolist())

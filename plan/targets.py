@@ -179,27 +179,22 @@ def _sample(
     sides = int(columns.width[sample]), int(columns.height[sample])
     # run lengths go column by column
     levels = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8)
-    stored = levels.reshape(sides).T
+    turned = levels.reshape(sides)
+    if not geometry.transposed(rows.turns[row]):
+        turned = turned.T
+    height, width = turned.shape
     x0, y0, x1, y1 = place.tolist()
-    # columns and rows are sampled apart, since the map has no shear; a column of a transposed row is one of
-    # the stored rows
-    top_row = np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1)
-    left_column = np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1)
-    across = _stored_pixels(rows, row, top_row, sides)
-    down = _stored_pixels(rows, row, left_column, sides)
-    if geometry.transposed(rows.turns[row]):
-        mask[y0:y1, x0:x1] = stored[across[:, 1], down[:, :1]]
-    else:
-        mask[y0:y1, x0:x1] = stored[down[:, 1:], across[:, 0]]
+    # columns and rows are sampled apart, since the map has no shear
+    scale, shift = (numbers[row] for numbers in geometry.affine(rows))
+    across = _nearest(np.arange(x0, x1), scale[0], shift[0], width)
+    down = _nearest(np.arange(y0, y1), scale[1], shift[1], height)
+    mask[y0:y1, x0:x1] = turned[down[:, None], across]
 
 
-def _stored_pixels(
-    rows: Rows, row: int, pixels: Array, sides: tuple[int, int]
-) -> Array:
-    """Return int64 [N, 2], x y of the stored pixels at the centres of output pixels.
+def _nearest(pixels: Array, scale: float, shift: float, side: int) -> Array:
+    """Return int64 [N], the stored pixels at the centres of output pixels [N], along one axis of the output.
 
-    `sides`: width and height of the image, in which those of a row's place lie but for rounding.
+    There are `side` stored pixels, in which those of a row's place lie but for rounding.
     """
-    points = geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)
-    limit = np.array(sides) - 1
-    return np.minimum(np.maximum(np.floor(points), 0).astype(np.int64), limit)
+    stored = np.floor((pixels + 0.5 - shift) / scale)
+    return np.clip(stored, 0, side - 1).astype(np.int64)

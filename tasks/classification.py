@@ -400,7 +400,7 @@ class ClassificationKind(TaskKind):
         self, config: Config, splits: Splits, native: Native, **ranks: int
     ) -> tuple[Plan, Plan]:
         return pair(
-            ImagePlan.of,
+            ImagePlan,
             config,
             splits,
             *image_policies(config.augmentation, native),

@@ -217,7 +217,7 @@ class DetectionKind(TaskKind):
         detection = config.detection
         policies = detection_policies(config.augmentation, detection, native)
         return pair(
-            DetectionPlan.of,
+            DetectionPlan,
             config,
             splits,
             *policies,

@@ -36,7 +36,7 @@ from dataset.stores.bucket import local
 from dataset.synthetic import NoBytes
 from models import Native, Registry
 from models import superres as architectures
-from models.superres import LOSSES, OF_LUMA, enlarged, luma
+from models.superres import ARCHITECTURES, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
 from settings.config import Config
 from tasks import _tables
@@ -366,9 +366,11 @@ class SuperresKind(TaskKind):
     ) -> tuple[Task, Task]:
         own = config.superres
         arch = config.model.arch or self.arch
-        if own.psnr == "rgb" and arch in OF_LUMA:
+        # a network that is not ours gives RGB, as EDSR does
+        known = ARCHITECTURES.get(arch, ARCHITECTURES["edsr_baseline"])
+        if own.psnr == "rgb" and known.of_luma:
             raise UserError(f"--psnr rgb: --arch {arch} gives the luma alone; --psnr y")
-        loss = LOSSES.get(arch, "l1") if own.pixel_loss == "auto" else own.pixel_loss
+        loss = known.loss if own.pixel_loss == "auto" else own.pixel_loss
         train, val = (
             Superres(
                 scale=own.scale,
@@ -436,7 +438,7 @@ def _plan(
 ) -> PatchPlan:
     """Return the plan of training, or of validation, whose batches are single images of any size."""
     size = batch_size if training else 1
-    return PatchPlan.of(columns, policy, batch_size=size, training=training, **how)
+    return PatchPlan(columns, policy, batch_size=size, training=training, **how)
 
 
 KIND = SuperresKind()

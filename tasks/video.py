@@ -171,7 +171,7 @@ class VideoKind(ClassificationKind):
         self, config: Config, splits: Splits, native: Native, **ranks: int
     ) -> tuple[Plan, Plan]:
         policy = clip_policy(config.augmentation, config.clips, native)
-        return pair(ClipPlan.of, config, splits, policy, policy, **ranks)
+        return pair(ClipPlan, config, splits, policy, policy, **ranks)
 
     def used(self, plan: Any) -> dict[str, Any]:
         return {

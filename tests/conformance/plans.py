@@ -88,7 +88,7 @@ def _detection(**policy: Any) -> Make:
     validation = DetectionPolicy(
         augment="flip", size=training.size, longer=training.longer
     )
-    return partial(_made, DetectionPlan.of, boxed, (training, validation))
+    return partial(_made, DetectionPlan, boxed, (training, validation))
 
 
 def clip_policy(**changes: Any) -> ClipPolicy:
@@ -103,7 +103,7 @@ def clip_policy(**changes: Any) -> ClipPolicy:
 
 
 def _clips(**policy: Any) -> Make:
-    return partial(_made, ClipPlan.of, Videos, (clip_policy(**policy),) * 2)
+    return partial(_made, ClipPlan, Videos, (clip_policy(**policy),) * 2)
 
 
 def _patches(patches: int = 1, **policy: Any) -> Make:
@@ -111,20 +111,20 @@ def _patches(patches: int = 1, **policy: Any) -> Make:
         PatchPolicy(scale=2, patch=12, turns=True, **policy),
         PatchPolicy(scale=2, **policy),
     )
-    return partial(_made, PatchPlan.of, partial(pairs, patches=patches), both)
+    return partial(_made, PatchPlan, partial(pairs, patches=patches), both)
 
 
 CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 PLANS: dict[str, Make] = {
     "random-resized": partial(
         _made,
-        ImagePlan.of,
+        ImagePlan,
         images,
         (ImagePolicy(window="random-resized", image_size=16, flip=0.5), CENTER),
     ),
     "stretched": partial(
         _made,
-        ImagePlan.of,
+        ImagePlan,
         images,
         (ImagePolicy(window="stretch", image_size=16, flip=0.5), CENTER),
     ),

@@ -49,7 +49,7 @@ class Reel(Scene):
             crops=3,
             resize=resize,
         )
-        return ClipPlan.of(
+        return ClipPlan(
             self.manifest, policy, seed=5, batch_size=batch_size, training=training
         )
 

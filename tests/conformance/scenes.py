@@ -168,7 +168,7 @@ class Scene:
             resize=round(image_size * 256 / 224),
             flip=0.5 if training else 0.0,
         )
-        return ImagePlan.of(
+        return ImagePlan(
             self.manifest, policy, seed=5, batch_size=batch_size, training=training
         )
 

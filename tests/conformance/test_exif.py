@@ -103,7 +103,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def batches(columns: Instances, backend: Backend, policy: DetectionPolicy) -> list[Any]:
-    plan = DetectionPlan.of(columns, policy, seed=3, batch_size=4)
+    plan = DetectionPlan(columns, policy, seed=3, batch_size=4)
     targets = {"masks": True, "keypoints": True, "centred": policy.centred}
     feed = Feed(
         plan=plan,

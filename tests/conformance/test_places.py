@@ -29,7 +29,7 @@ def test_every_row_is_the_plans(
 ) -> None:
     """An epoch, a resume of another, and the first once more, all by one loader; and a validation."""
     scene: Scene = request.getfixturevalue(of)
-    plan = DetectionPlan.of(
+    plan = DetectionPlan(
         scene.manifest,
         POLICIES[augment],
         seed=3,

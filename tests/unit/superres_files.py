@@ -96,7 +96,7 @@ def feed_of(
         scale=2, patch=patch, turns=patch is not None, made=columns.made
     )
     training = patch is not None
-    plan = PatchPlan.of(
+    plan = PatchPlan(
         columns, policy, seed=3, batch_size=batch_size, training=training, **how
     )
     return Feed(

@@ -52,9 +52,14 @@ def feed(pictures: Scene, *, training: bool) -> Feed:
     if not training:
         policy = ImagePolicy(window="center", image_size=32)
     # the second of two ranks
-    ranks = {"world_size": 2, "rank": 1}
-    plan = ImagePlan.of(
-        pictures.manifest, policy, seed=5, batch_size=2, training=training, **ranks
+    plan = ImagePlan(
+        pictures.manifest,
+        policy,
+        seed=5,
+        batch_size=2,
+        training=training,
+        world_size=2,
+        rank=1,
     )
     return replace(pictures.feed(), plan=plan, targets=task.targets)
 

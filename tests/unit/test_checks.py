@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from contracts import FaultyPlan, UserError
-from dataset.synthetic import NoBytes
-from loaders import open_loader
-from loaders._ops import OPERATIONS
-from plan import ops
+from contracts import FaultyPlan
 from plan.clips import ClipPlan
 from plan.images import ImagePlan, ImagePolicy
 from tests.conformance.plans import Videos, clip_policy
@@ -39,9 +35,8 @@ class Faulty(ImagePlan):
 
 def faulty(change: Change) -> Faulty:
     return Faulty(
-        heights=np.arange(COUNT) + 40,
-        widths=np.arange(COUNT) + 50,
-        policy=ImagePolicy(window="random-resized", image_size=16, flip=0.5),
+        SimpleNamespace(height=np.arange(COUNT) + 40, width=np.arange(COUNT) + 50),
+        ImagePolicy(window="random-resized", image_size=16, flip=0.5),
         seed=0,
         batch_size=BATCH,
         change=change,
@@ -98,14 +93,6 @@ def test_ids_outside_and_twice(items: list[int]) -> None:
         faulty(lambda framed: None).draw(0, np.array(items), 3)
 
 
-def test_opening_refuses_a_plan_without_a_batch() -> None:
-    """Else a loop of one's own would pass over nothing, and end well."""
-    plan = replace(faulty(lambda framed: None), batch_size=COUNT + 1)
-    feed: Any = SimpleNamespace(plan=plan, source=NoBytes(COUNT), transforms=None)
-    with pytest.raises(UserError, match=f"no batch: a step takes {COUNT + 1} samples"):
-        open_loader("synthetic", feed)
-
-
 @pytest.mark.parametrize("frame", [-1, 10**6])
 def test_frames_of_clips(frame: int) -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +117,3 @@ def test_views_of_a_video_may_meet_in_a_batch() -> None:
     assert [set(rows.ids.tolist()) for rows in plan.rows(0, 0)] == [{0}, {1}, {2}]
     with pytest.raises(FaultyPlan, match="each 6 times at most"):
         plan.draw(0, np.array([0, 1, 2, 3, 4, 5, 5]), 7)
-
-
-def test_every_operation_can_be_done() -> None:
-    assert OPERATIONS.keys() == {*ops.Op} and 0 not in OPERATIONS

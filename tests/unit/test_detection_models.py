@@ -25,12 +25,10 @@ from models.detection import (
 TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 FAMILIES = [
-    *(
-        f"{name}_resnet50_fpn"
-        for name in ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos")
-    ),
+    *(f"{name}_resnet50_fpn" for name in ("fasterrcnn", "retinanet", "fcos")),
     *("ssd300_vgg16", "ssdlite320_mobilenet_v3_large"),
 ]
+"""Masks and keypoints are test_rcnn's."""
 CLASSES, KEYPOINTS = 5, 3
 Targets = list[dict[str, torch.Tensor]]
 
@@ -42,10 +40,6 @@ def shape_of(arch: str, batch_size: int = 2) -> tuple[int, ...]:
         3,
         *((made.size, made.size) if made.longer is None else (64, 96)),
     )
-
-
-def options(arch: str) -> dict[str, int]:
-    return {"num_keypoints": KEYPOINTS} if "keypoint" in arch else {}
 
 
 def made(
@@ -68,18 +62,14 @@ def outline(arch: str, **chosen: Any) -> nn.Module:
 def stock_of(arch: str, **chosen: Any) -> Any:
     return torchvision.models.get_model(
         arch,
-        **{"weights": None, "weights_backbone": None, "num_classes": CLASSES}
-        | options(arch)
-        | chosen,
+        **{"weights": None, "weights_backbone": None, "num_classes": CLASSES} | chosen,
     )
 
 
 def examples(
     sizes: list[tuple[int, int]], seed: int = 0
 ) -> tuple[list[torch.Tensor], Targets]:
-    """Pictures in [0, 1] of these heights and widths, with two boxes each, masks and keypoints; the last one
-    has none.
-    """
+    """Pictures in [0, 1] of these heights and widths, with two boxes each; the last one has none."""
     generator = torch.Generator().manual_seed(seed)
     images, targets = [], []
     for place, (height, width) in enumerate(sizes):
@@ -87,35 +77,10 @@ def examples(
             [[0.1, 0.2, 0.6, 0.8], [0.4, 0.1, 0.9, 0.7]]
         ) * torch.tensor([width, height, width, height])
         count = 0 if place and place == len(sizes) - 1 else 2
-        masks = torch.zeros(2, height, width, dtype=torch.uint8)
-        masks[:, height // 4 : height // 2, width // 4 : width // 2] = 1
-        points = torch.cat(
-            [
-                (corners[:, None, :2] + corners[:, None, 2:]) / 2
-                + torch.arange(KEYPOINTS)[:, None],
-                torch.ones(2, 3, 1),
-            ],
-            2,
-        )
         images.append(torch.rand(3, height, width, generator=generator))
-        target = {
-            "boxes": corners,
-            "labels": torch.tensor([1, CLASSES - 1]),
-            "masks": masks,
-            "keypoints": points,
-        }
+        target = {"boxes": corners, "labels": torch.tensor([1, CLASSES - 1])}
         targets.append({name: value[:count] for name, value in target.items()})
     return images, targets
-
-
-def of_parts(arch: str, targets: Targets) -> Targets:
-    """Return what the architecture learns from: torchvision's transform resizes whatever is there."""
-    kept = [
-        "boxes",
-        "labels",
-        *(part for part in ("masks", "keypoints") if part[:-1] in arch),
-    ]
-    return [{name: target[name] for name in kept} for target in targets]
 
 
 def quick(detector: Any) -> Any:
@@ -167,7 +132,6 @@ def test_losses_and_detections_are_the_stock_models(
     )
     ours, _ = made(arch)
     images, targets = examples([(40, 52), (48, 70)][: 1 if "vgg" in arch else 2])
-    targets = of_parts(arch, targets)
     transform = copy.deepcopy(stock.transform)
     # what is sampled are the first ones of both
     monkeypatch.setattr(
@@ -198,12 +162,6 @@ def test_losses_and_detections_are_the_stock_models(
     assert all(
         len(one["boxes"]) > 0 and one["boxes"].dtype == torch.float32 for one in found
     )
-    if "mask" in arch:
-        assert all(
-            one["masks"].shape == (len(one["boxes"]), 1, 28, 28)
-            and 0 < one["masks"].mean() < 1
-            for one in found
-        )
     found = transform.postprocess(
         found,
         prepared.image_sizes,

@@ -22,21 +22,11 @@ from tests.unit.annotated import columns
 
 GREY = (0.5, 0.5, 0.5)
 FLIP = DetectionPolicy(augment="flip", size=800, longer=1333, flip=0.5)
-STRETCH = replace(FLIP, size=300, longer=None)
 MULTISCALE = DetectionPolicy(
     augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES, flip=0.5
 )
 LSJ = DetectionPolicy(augment="lsj", size=1024, longer=1333, flip=0.5)
 SSD = DetectionPolicy(augment="ssd", size=300, flip=0.5)
-SSDLITE = DetectionPolicy(augment="ssdlite", size=320, flip=0.5)
-POLICIES = {
-    "flip": FLIP,
-    "stretch": STRETCH,
-    "multiscale": MULTISCALE,
-    "lsj": LSJ,
-    "ssd": SSD,
-    "ssdlite": SSDLITE,
-}
 
 
 def plan(
@@ -47,9 +37,7 @@ def plan(
     batch_size: int = 4,
     **numbers: Any,
 ) -> DetectionPlan:
-    return DetectionPlan.of(
-        boxed(n), policy, seed=seed, batch_size=batch_size, **numbers
-    )
+    return DetectionPlan(boxed(n), policy, seed=seed, batch_size=batch_size, **numbers)
 
 
 @pytest.mark.parametrize("keep_empty", [False, True])
@@ -82,7 +70,7 @@ def test_the_largest_shape_holds_every_batch() -> None:
         (both, SSD, (300, 300)),
         (landscapes, FLIP, (800, 1280)),
     ):
-        here = DetectionPlan.of(source, policy, seed=1, batch_size=1)
+        here = DetectionPlan(source, policy, seed=1, batch_size=1)
         assert here.sample_shape == (3, *shape) and here.image_size == max(shape)
 
 

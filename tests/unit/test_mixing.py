@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def plan(**numbers: Any) -> ImagePlan:
     sizes = np.full(64, 20)
     policy = ImagePolicy(window="random-resized", image_size=SIDE, augment=Augment())
     given: dict[str, Any] = {"seed": 2, "batch_size": 4, **numbers}
-    return ImagePlan(**given, heights=sizes, widths=sizes, policy=policy)
+    return ImagePlan(SimpleNamespace(height=sizes, width=sizes), policy, **given)
 
 
 def test_a_key_is_of_seed_epoch_place_and_rank() -> None:

@@ -16,32 +16,9 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 def test_golden_orders() -> None:
     assert order(0, 0, 10).tolist() == [1, 8, 5, 3, 7, 6, 2, 9, 0, 4]
-    assert order(0, 1, 10).tolist() == [5, 6, 7, 8, 0, 1, 3, 2, 4, 9]
-    assert order(1, 0, 10).tolist() == [7, 5, 1, 2, 6, 8, 0, 4, 3, 9]
     ordered = order(42, 5, 1_281_167)  # as many as ImageNet
     assert ordered[:4].tolist() == [278232, 1151434, 1081936, 1185125]
     assert ordered[-2:].tolist() == [337823, 165603]
-    assert order(7, 3, 19).tolist() == [
-        13,
-        4,
-        11,
-        9,
-        12,
-        1,
-        6,
-        0,
-        17,
-        10,
-        14,
-        3,
-        8,
-        5,
-        18,
-        15,
-        16,
-        2,
-        7,
-    ]
 
 
 def pixels(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:

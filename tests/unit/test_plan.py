@@ -21,15 +21,9 @@ from plan.images import Growth, ImagePlan, ImagePolicy
 from plan.order import order
 from settings.augmentation import AugmentationSettings
 from tasks._plans import image_policies
+from tests.conformance.plans import images
 
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
-
-
-def sizes(n: int) -> dict[str, Any]:
-    return {
-        "heights": np.arange(n, dtype=np.int32) % 37 + 20,
-        "widths": np.arange(n, dtype=np.int32) % 41 + 15,
-    }
 
 
 def plan(
@@ -40,9 +34,7 @@ def plan(
     batch_size: int = 4,
     **numbers: Any,
 ) -> ImagePlan:
-    return ImagePlan(
-        **sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers
-    )
+    return ImagePlan(images(n), policy, seed=seed, batch_size=batch_size, **numbers)
 
 
 @pytest.mark.parametrize(

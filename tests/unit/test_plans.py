@@ -49,7 +49,7 @@ def test_a_validation_batch_is_no_larger_than_the_set(
     seen: list[int] = []
     for rank in range(ranks):
         train, val = pair(
-            ImagePlan.of,
+            ImagePlan,
             config(*flags),
             splits,
             POLICY,
@@ -70,9 +70,9 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
     flags = ("--batch-size", "8", "--accumulate", "4")
     with pytest.raises(UserError, match="there are 3 training samples; take fewer"):
-        pair(ImagePlan.of, config(*flags), splits, POLICY, POLICY, **ALONE)
+        pair(ImagePlan, config(*flags), splits, POLICY, POLICY, **ALONE)
     pair(
-        ImagePlan.of,
+        ImagePlan,
         config(*flags, "--evaluate", "true"),
         splits,
         POLICY,
@@ -97,7 +97,7 @@ def test_a_set_of_few_steps_loses_no_sample(
     seen: list[int] = []
     for rank in range(ranks):
         own: dict[str, Any] = {"seed": 0, "world_size": ranks, "rank": rank}
-        train, _ = pair(ImagePlan.of, flags, splits, POLICY, POLICY, **own)
+        train, _ = pair(ImagePlan, flags, splits, POLICY, POLICY, **own)
         drawn = list(train.rows(0, 0))
         assert (train.batch_size, train.steps(), len(drawn)) == (
             fitted,

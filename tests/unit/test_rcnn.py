@@ -230,6 +230,17 @@ def test_losses_and_gradients_are_torchvisions(
     assert (got["loss_box_reg"].item() > 0) == (sum(counts) > 0)
 
 
+def test_masks_are_found_in_fp32() -> None:
+    detector = Detector(small("masks")).eval()
+    images = torch.rand(len(SIZES), 3, HEIGHT, WIDTH)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        found: Any = detector(images, SIZES)
+    for one in found:
+        assert len(one["boxes"]) > 0 and one["masks"].dtype == torch.float32
+        assert one["masks"].shape == (len(one["boxes"]), 1, 28, 28)
+        assert 0 < one["masks"].mean() < 1
+
+
 def test_training_waits_for_no_value_on_the_device() -> None:
     """It is passed with shapes alone: what needs to know a value raises."""
     targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")])

@@ -54,9 +54,8 @@ def feed_of(split: Split, batch_size: int, workers: int, **transforms: Any) -> F
     columns = split.columns
     policy = ImagePolicy(window="random-resized", image_size=24, flip=0.5)
     plan = ImagePlan(
-        heights=columns.height,
-        widths=columns.width,
-        policy=policy,
+        columns,
+        policy,
         seed=5,
         batch_size=batch_size,
     )

@@ -56,9 +56,7 @@ def opened(
 
 
 def plan_of(split: Split, **numbers: Any) -> ImagePlan:
-    return ImagePlan.of(
-        split.columns, POLICY, **{"seed": 3, "batch_size": 2, **numbers}
-    )
+    return ImagePlan(split.columns, POLICY, **{"seed": 3, "batch_size": 2, **numbers})
 
 
 def feed_of(split: Split, plan: ImagePlan) -> Feed:
