@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -252,15 +252,72 @@ Row = tuple[bytes, int, Entry]
 """Name of a sample, number of its shard, where it lies."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Walk:
-    """How the shards of a split are walked."""
+@dataclass(eq=False, kw_only=True)
+class _Listing:
+    """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
 
+    by_index: ClassVar[bool] = True
+    grammar: ClassVar[Grammar] = Grammar(
+        expected="a label is the number of a class, or its name"
+    )
+
+    kind: Any
     shards: ShardList
-    walk: Callable[[Shard], Iterable[Entry]]  # raises UserError and OSError
-    mapped: bool = False
+    about: Any  # what the kind's `prepare` has returned
     label_key: str | None = None
-    about: Any = None
+    classes: Sequence[str] | None = None
+    named: Sequence[str] | None = None
+    listed: bool = False
+
+    @property
+    def remote(self) -> bool:
+        """Whether the shards lie behind URLs."""
+        return bool(self.shards.urls)
+
+    def opened(self, index: Any) -> AbstractContextManager[tuple[int, ReadAt]]:
+        """Open the entry of that number in the list."""
+        return self._images.open_entry(index)
+
+    def shown(self, index: Any) -> bytes:
+        """Return what rejected.txt calls an entry, or a class."""
+        return index if isinstance(index, bytes) else self._images.shown(index)
+
+    def wrong(self, line: int, what: str) -> UserError:
+        """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
+        return UserError(f"--data: {printable(self.shown(line))} {what}")
+
+    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
+        """Add what shows a change of shards."""
+        shards = self.shards
+        file_tree.remember_paths(visits, shards.folder, shards.watched)
+
+    def __call__(
+        self, made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
+        """Walk the shards; write made/file_list.* of their images; return {class: label}."""
+        self.remember(visits, [])
+        rows = self.rows(rejects, say)
+        names = [name for name, _, _ in rows]
+        columns: dict[str, Array] = {
+            "shard": np.array([shard for _, shard, _ in rows], np.int32),
+            "offset": np.array([entry.offset for *_, entry in rows], np.int64),
+        }
+        with writing():
+            for name, values in columns.items():
+                np.save(made / f"file_list.{name}.npy", values)
+        sizes = [entry.size for *_, entry in rows]
+        self._images = ShardSource(
+            SimpleNamespace(entry=names.__getitem__, size=sizes, **columns),
+            self.shards,
+        )
+        labels = Labels(self)
+        numbers = [labels.number(row[2].label, line) for line, row in enumerate(rows)]
+        used: Sequence[str] = ()
+        if rows:
+            used, class_of, self.listed = labels.classes(self.classes, self.named)
+            numbers = class_of[numbers].tolist()
+        file_tree.write_file_list(names, made, numbers)
+        return {name: label for label, name in enumerate(used)}
 
     def _one(self, shard: int) -> tuple[list[Entry], list[tuple[bytes, str]]]:
         """Return the entries of a shard, and what it has left out. Raises UserError."""
@@ -285,7 +342,7 @@ class Walk:
                 label_key=self.label_key,
                 about=self.about,
             )
-            return [*self.walk(shard)], shard.rejects
+            return [*self.kind.walk(shard)], shard.rejects
 
     def rows(self, rejects: Rejects, say: Progress) -> list[Row]:
         """Walk all shards, and return their images in the order of the names. Raises UserError.
@@ -299,7 +356,7 @@ class Walk:
         # read is ended by the system
         threads = (
             not shards.urls
-            and not self.mapped
+            and not getattr(self.kind, "MAPPED", False)
             and sum(size for size, _ in shards.versions) <= FEW
         )
         workers = min(count, 8 if threads else min(32, max(4 * int(cores()), 1)))
@@ -358,72 +415,6 @@ class Walk:
         return sorted(renamed, key=itemgetter(0))
 
 
-class _Listing:
-    """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
-
-    by_index = True
-    grammar = Grammar(expected="a label is the number of a class, or its name")
-
-    def __init__(
-        self,
-        walk: Walk,
-        source: Callable[..., ShardSource],
-        classes: Sequence[str] | None,
-        named: Sequence[str] | None,
-    ) -> None:
-        self.remote = bool(walk.shards.urls)
-        self.listed = False
-        self._walk = walk
-        self._source = source
-        self._classes = classes
-        self._named = named
-
-    def opened(self, index: Any) -> AbstractContextManager[tuple[int, ReadAt]]:
-        """Open the entry of that number in the list."""
-        return self._images.open_entry(index)
-
-    def shown(self, index: Any) -> bytes:
-        """Return what rejected.txt calls an entry, or a class."""
-        return index if isinstance(index, bytes) else self._images.shown(index)
-
-    def wrong(self, line: int, what: str) -> UserError:
-        """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
-        return UserError(f"--data: {printable(self.shown(line))} {what}")
-
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        """Add what shows a change of shards."""
-        shards = self._walk.shards
-        file_tree.remember_paths(visits, shards.folder, shards.watched)
-
-    def __call__(
-        self, made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        """Walk the shards; write made/file_list.* of their images; return {class: label}."""
-        self.remember(visits, [])
-        rows = self._walk.rows(rejects, say)
-        names = [name for name, _, _ in rows]
-        columns: dict[str, Array] = {
-            "shard": np.array([shard for _, shard, _ in rows], np.int32),
-            "offset": np.array([entry.offset for *_, entry in rows], np.int64),
-        }
-        with writing():
-            for name, values in columns.items():
-                np.save(made / f"file_list.{name}.npy", values)
-        sizes = [entry.size for *_, entry in rows]
-        self._images = self._source(
-            SimpleNamespace(entry=names.__getitem__, size=sizes, **columns),
-            self._walk.shards,
-        )
-        labels = Labels(self)
-        numbers = [labels.number(row[2].label, line) for line, row in enumerate(rows)]
-        used: Sequence[str] = ()
-        if rows:
-            used, class_of, self.listed = labels.classes(self._classes, self._named)
-            numbers = class_of[numbers].tolist()
-        file_tree.write_file_list(names, made, numbers)
-        return {name: label for label, name in enumerate(used)}
-
-
 # --- a store ------------------------------------------------------------------------------------------------
 
 
@@ -438,20 +429,15 @@ class ShardStore:
     - `find(data, split)`, which returns a ShardList or None: such a kind opens files, and reads no shards.txt;
     - `prepare(shards, label_key)`, whose result each walk has as shard.about, and the names of classes as its
       `classes`.
-
-    `source` reads the bytes of kinds whose entries are no ranges.
     """
 
     FILES = False
     LABELS = "label_key"
 
-    def __init__(
-        self, name: str, kind: Any, source: Callable[..., ShardSource] = ShardSource
-    ) -> None:
+    def __init__(self, name: str, kind: Any) -> None:
         self.name = name
         self.kind = kind
         self.ending: str = kind.ENDING
-        self._source = source
         self.HOLDS: str = getattr(
             kind,
             "HOLDS",
@@ -517,21 +503,15 @@ class ShardStore:
             )
         return shards
 
-    def _walk(self, shards: ShardList, label_key: str | None = None) -> Walk:
-        about = None
-        if hasattr(self.kind, "prepare"):
-            with reading(shards.folder):
-                about = storage.in_scan(
-                    partial(self.kind.prepare, shards, label_key),
-                    lambda: str(shards.folder),
-                )
-        return Walk(
-            shards=shards,
-            walk=self.kind.walk,
-            mapped=getattr(self.kind, "MAPPED", False),
-            label_key=label_key,
-            about=about,
-        )
+    def _prepared(self, shards: ShardList, label_key: str | None = None) -> Any:
+        """Return what the kind's `prepare` does; None without one. Raises UserError."""
+        if not hasattr(self.kind, "prepare"):
+            return None
+        with reading(shards.folder):
+            return storage.in_scan(
+                partial(self.kind.prepare, shards, label_key),
+                lambda: str(shards.folder),
+            )
 
     def open(
         self,
@@ -549,12 +529,19 @@ class ShardStore:
         """
         real = Path(os.path.realpath(data))
         shards = self._shards(real, split)
-        walk = self._walk(shards, labels)
+        about = self._prepared(shards, labels)
         folder = shards.folder
-        named = getattr(walk.about, "classes", None) or class_names(
+        named = getattr(about, "classes", None) or class_names(
             folder, real, real / "train"
         )
-        listing = _Listing(walk, self._source, classes, named)
+        listing = _Listing(
+            kind=self.kind,
+            shards=shards,
+            about=about,
+            label_key=labels,
+            classes=classes,
+            named=named,
+        )
         columns = open_images(
             real,
             listing,
@@ -576,8 +563,7 @@ class ShardStore:
             beside=self._beside(real, split, shards) if labels is None else None,
             **how,
         )
-        source = self._source(columns, shards, read_delay_s)
-        return Split(columns=columns, source=source)
+        return Split(columns=columns, source=ShardSource(columns, shards, read_delay_s))
 
     def _beside(self, data: Path, split: str, shards: ShardList) -> Beside:
         files = [] if shards.urls else [shards.folder / name for name in shards.names]
@@ -590,7 +576,8 @@ class ShardStore:
         Raises UserError and OSError.
         """
         shards = self._shards(data, split)
-        rows = self._walk(shards).rows(Rejects(io.StringIO()), lambda *_: None)
+        listing = _Listing(kind=self.kind, shards=shards, about=self._prepared(shards))
+        rows = listing.rows(Rejects(io.StringIO()), lambda *_: None)
         # by the name that was written: where one file was packed twice any of its places will do
         place_of = {entry.name: (shard, entry.offset) for _, shard, entry in rows}
         try:

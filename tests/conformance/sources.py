@@ -88,12 +88,10 @@ def lose_value(source: Any, sample: int) -> None:
     subprocess.run(command, check=True)
 
 
-def write_tar(
-    path: Path, files: Mapping[str, bytes], *, form: int = tarfile.PAX_FORMAT
-) -> Path:
+def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
     """Write a tar of these members, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=form) as file:
+    with tarfile.open(path, "w") as file:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)

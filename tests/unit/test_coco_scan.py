@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from dataset.coco.annotation_file import uncompressed
-from dataset.coco.columns import Instances
 from dataset.coco.scan import NOUN
 from tests.unit.coco_files import (
     changed,
@@ -31,8 +30,8 @@ from tests.unit.coco_files import (
     write,
     write_coco,
 )
+from tests.unit.folders import names
 
-NAMES = ("id", "category_id", "bbox", "area", "iscrowd", "segmentation")
 IMAGE = 1000
 NAME = "000000001000.jpg"
 
@@ -42,47 +41,39 @@ def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 
-def as_written(found: Instances, sample: int) -> tuple[Any, ...]:
-    """An image and its annotations as the file has them, from columns alone."""
-
-    def annotation(place: int) -> tuple[Any, ...]:
-        first, last = found.polygon_offsets[place : place + 2]
-        ends = found.point_offsets[first : last + 1]
-        runs = found.rle[slice(*found.rle_offsets[place : place + 2])].tolist()
-        size = [found.height[sample], found.width[sample]]
-        polygons = [found.points[a:b].ravel().tolist() for a, b in pairwise(ends)]
-        return (
-            *(found.annotation_id[place], found.category_ids[found.category[place]]),
-            *(found.boxes[place].tolist(), found.area[place], int(found.crowd[place])),
-            {"counts": runs, "size": size} if runs else polygons,
-            found.keypoints[place].ravel().tolist(),
-        )
-
-    some = found.annotations(sample)
-    name = os.path.basename(os.fsdecode(found.path(sample)))
-    image = (found.image_id[sample], name, found.height[sample], found.width[sample])
-    return (*image, [annotation(place) for place in range(some.start, some.stop)])
-
-
-def expected(written: dict[str, Any], *, keypoints: bool) -> list[tuple[Any, ...]]:
-    """Return what the scan should find, from the file itself, ordered by image id."""
-    images: dict[int, tuple[Any, ...]] = {
-        each["id"]: (each["id"], each["file_name"], each["height"], each["width"], [])
-        for each in sorted(written["images"], key=lambda image: image["id"])
-    }
-    for each in written["annotations"]:
-        points = each["keypoints"] if keypoints else []
-        images[each["image_id"]][-1].append((*(each[name] for name in NAMES), points))
-    return list(images.values())
-
-
 @pytest.mark.parametrize("keypoints", [False, True])
 def test_columns_are_what_the_file_says(data: Path, keypoints: bool) -> None:
     kind = "person_keypoints" if keypoints else "instances"
     for split in ("train", "val"):
         found = opened(data, split, keypoints=keypoints)
-        written = expected(document(data, f"{split}2017", kind), keypoints=keypoints)
-        assert [as_written(found, sample) for sample in range(len(found))] == written
+        written = document(data, f"{split}2017", kind)
+        images = sorted(written["images"], key=itemgetter("id"))
+        # stable: those of one image stay in the file's order
+        rows = sorted(written["annotations"], key=itemgetter("image_id"))
+        assert found.image_id.tolist() == [one["id"] for one in images]
+        assert names(found) == [f"{split}2017/{one['file_name']}" for one in images]
+        image_of = np.repeat(found.image_id, np.diff(found.annotation_offsets))
+        assert image_of.tolist() == [one["image_id"] for one in rows]
+        for name, values in (
+            ("id", found.annotation_id),
+            ("category_id", found.category_ids[found.category]),
+            ("bbox", found.boxes),
+            ("area", found.area),
+            ("iscrowd", found.crowd),
+        ):
+            assert values.tolist() == [one[name] for one in rows], name
+        marks = [one["keypoints"] if keypoints else [] for one in rows]
+        assert found.keypoints.reshape(len(rows), -1).tolist() == marks
+        outlines = [one["segmentation"] for one in rows]
+        runs = [own["counts"] if isinstance(own, dict) else [] for own in outlines]
+        assert np.diff(found.rle_offsets).tolist() == [*map(len, runs)]
+        assert found.rle.tolist() == [*chain(*runs)]
+        own_polygons = [[] if isinstance(own, dict) else own for own in outlines]
+        assert np.diff(found.polygon_offsets).tolist() == [*map(len, own_polygons)]
+        polygons = [*chain(*own_polygons)]
+        ends = np.cumsum([0, *map(len, polygons)])
+        assert (2 * found.point_offsets).tolist() == ends.tolist()
+        assert found.points.ravel().tolist() == [*chain(*polygons)]
         assert (found.rejected, found.root, found.warnings) == (0, data, [])
         others = () if keypoints else ("box", "triangle")
         assert found.classes == ("__background__", "person", *others)
@@ -142,7 +133,7 @@ def each(
 def test_numbers_may_be_written_otherwise(data: Path, form: type) -> None:
     def change(written: dict[str, Any]) -> None:
         names = {"id", "image_id", "category_id"}
-        for entry in itertools.chain(*(written[key] for key in NOUN)):
+        for entry in chain(*(written[key] for key in NOUN)):
             entry |= {name: form(entry[name]) for name in names & entry.keys()}
 
     whole = opened(data)
@@ -251,21 +242,12 @@ def test_compressed_run_lengths_are_pycocotools(h: int, w: int, seed: int) -> No
     assert uncompressed(code["counts"]).tolist() == counts(mask)
 
 
-def scanned(root: Path, **how: Any) -> tuple[Instances, bool]:
-    """The set, and whether its annotations were read for it."""
-    said: list[str] = []
-    found = opened(root, progress=lambda done, total, what: said.append(what), **how)
-    return found, "reading annotations" in said
-
-
 def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
-    first, read = scanned(data)
-    assert read
-    found, read = scanned(data)
-    assert not read and found.folder == first.folder
-    assert scanned(data, keypoints=True)[1]
+    first = opened(data)
+    assert opened(data).folder == first.folder
+    assert opened(data, keypoints=True).folder.parent != first.folder.parent
     write(data, "train2017", document(data, "train2017"))
-    assert scanned(data)[1]
+    again = opened(data)
+    assert again.folder != first.folder
     (data / "train2017" / NAME).rename(data / "moved.jpg")
-    found, read = scanned(data)
-    assert read and found.rejected == 1
+    assert opened(data).rejected == 1

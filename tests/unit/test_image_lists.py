@@ -11,8 +11,9 @@ import pytest
 from pyarrow import csv
 
 from contracts import Split, UserError
+from dataset.images.columns import Images
 from dataset.stores import list as image_list
-from tests.unit.folders import JPEG, PNG, fill, scanned
+from tests.unit.folders import JPEG, PNG, fill
 
 WRITTEN = {"train/ant/0.jpg": JPEG, "train/bee/1.jpg": PNG, "other/2.jpg": JPEG}
 
@@ -90,23 +91,19 @@ def test_what_is_left_out_is_told_and_classes_stay(data: Path) -> None:
 
 
 def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
-    def again(text: str | None = None) -> tuple[int, bool]:
-        if text is not None:
-            (data / "train.csv").write_text(text)
+    def again() -> Images:
         cache = data.parent / "cache"
-        found, new = scanned(
-            lambda say: (
-                image_list.open(data, "train", cache=cache, progress=say).columns
-            ),
-        )
-        return len(found), new
+        columns: Images = image_list.open(data, "train", cache=cache).columns
+        return columns
 
-    assert again("other/2.jpg 0\nnew/3.jpg 1\n") == (1, True) and again() == (1, False)
+    first = opened(data, "other/2.jpg 0\nnew/3.jpg 1\n").columns
+    assert len(first) == 1 and again().folder == first.folder
     fill(data, {"new/3.jpg": JPEG})
-    assert again() == (2, True), "a missing file has come"
-    assert again("other/2.jpg 0\n") == (1, True)
+    assert len(again()) == 2, "a missing file has come"
+    assert len(opened(data, "other/2.jpg 0\n").columns) == 1
     (data / "classes.txt").write_text("ant\n")
-    assert again() == (1, True) and again() == (1, False)
+    named = again()
+    assert named.classes == ("ant",) and again().folder == named.folder
 
 
 @pytest.mark.parametrize(

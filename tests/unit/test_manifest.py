@@ -186,13 +186,13 @@ def test_of_two_processes_one_scans(cache: Path, tmp_path: Path) -> None:
         assert first.wait() == second.returncode == 0
 
 
-@pytest.mark.parametrize(("number", "few"), [("SIGINT", 10), ("SIGKILL", 10)])
+@pytest.mark.parametrize("number", ["SIGINT", "SIGKILL"])
 def test_an_interrupted_scan_leaves_nothing(
-    number: str, few: int, cache: Path, tmp_path: Path
+    number: str, cache: Path, tmp_path: Path
 ) -> None:
     root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(1600)})
     # to its end it would take 27 s
-    with start(root, cache, 0.05, few=few) as process:
+    with start(root, cache, 0.05, few=10) as process:
         assert process.stderr
         begin(process)
         sent = time.monotonic()

@@ -149,9 +149,6 @@ def marked(marks: str) -> Callable[[int, Any], Any]:
     return change
 
 
-FRAGMENTS = {"movflags": "frag_every_frame+empty_moov"}
-
-
 @pytest.mark.parametrize(
     ("kind", "ending"),
     [
@@ -168,9 +165,8 @@ def test_key_frames_are_those_of_the_codec(
     right = read(os.fsencode(coded(**KINDS[kind])))
     assert not flags(right) & Flags.WRONG_KEYS
     for marks in MARKS:
-        path = tmp_path / f"{marks}.{'mp4' if ending == 'fragments' else ending}"
-        muxer = FRAGMENTS if ending == "fragments" else {}
-        remuxed(coded(**KINDS[kind]), path, marked(marks), muxer)
+        path = tmp_path / f"{marks}.{ending}"
+        remuxed(coded(**KINDS[kind]), path, marked(marks))
         times = read(os.fsencode(path))
         assert np.array_equal(times.keys, right.keys)
         # of other codecs in Matroska FFmpeg, and so all of them, finds key frames by itself

@@ -148,13 +148,12 @@ def remuxed(
     source: Path,
     target: Path,
     change: Callable[[int, Any], Any],
-    muxer: dict[str, str] | None = None,
 ) -> Path:
     """The packets of a file in a new one: those that `change(place, packet)` gives back."""
     with (
         own_schedule(),
         av.open(str(source)) as old,
-        av.open(str(target), "w", options=muxer) as new,
+        av.open(str(target), "w") as new,
     ):
         stream = old.streams.video[0]
         copy = copied(new, stream)

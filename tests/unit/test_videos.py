@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dataset.videos.columns import RECORD, Videos
@@ -59,32 +58,6 @@ def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
     ), "reading videos" in said
 
 
-def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
-    found = open_videos(videos, cache=cache)
-    assert names(found) == ["ant/a b.mp4", "ant/z.mkv", "bee/x,1.mp4"]
-    assert (found.classes, found.rejected, found.root) == (
-        ("ant", "bee"),
-        0,
-        videos.resolve(),
-    )
-    assert found.label.tolist() == [0, 0, 1]
-    assert (found.first.tolist(), found.frames.tolist()) == ([0, 0, 0], [40, 10, 12])
-    assert found.file.tolist() == [0, 1, 2]
-    for sample in range(3):
-        times = read(found.path(sample))
-        assert found.pts(sample).tolist() == times.pts.tolist()
-        assert found.keys(sample).tolist() == times.keys.tolist()
-        assert [getattr(found, name)[sample] for name in RECORD.names or ()] == list(
-            times.record
-        )
-    ids = np.array([2, 0])
-    assert (found.height[ids].tolist(), found.width[ids].tolist()) == (
-        [96, 96],
-        [128, 128],
-    )
-    assert found.rotation[ids].tolist() == [90, 0]
-
-
 def test_what_is_left_out_is_named(
     videos: Path, cache: Path, clips: dict[str, Path]
 ) -> None:
@@ -103,8 +76,13 @@ def test_what_is_left_out_is_named(
         ("cat/notes.txt", "no known video container (read as tty)"),
         ("cat", "class without a video"),
     ]
-    # the frames of what is left out shift nothing
-    assert found.pts(3).tolist() == read(found.path(3)).pts.tolist()
+    # what is left out shifts nothing
+    assert (found.first.tolist(), found.frames.tolist()) == ([0] * 4, [40, 10, 12, 40])
+    for sample in range(4):
+        times = read(found.path(sample))
+        assert found.pts(sample).tolist() == times.pts.tolist()
+        record = [getattr(found, name)[sample] for name in RECORD.names or ()]
+        assert record == list(times.record)
 
 
 def test_a_list_in_the_order_of_its_lines(
