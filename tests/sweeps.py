@@ -40,7 +40,8 @@ SWEEPS: dict[str, str] = {
     # demos, benchmarks and installations as a whole
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
-    f"{RUNS}start_up.py::*[superres]": "classification and video",
+    f"{RUNS}start_up.py::*[[!c]*]": "classification, by the same code",
+    f"{RUNS}presets.py::test_two_steps[coco/maskrcnn*]": "fasterrcnn, with the same flags",
     f"{UNIT}bench_loader.py::test_a_pass_over_images*[dali-proxy]": "a DataLoader beside DALI",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
