@@ -121,24 +121,3 @@ def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) ->
     assert len(apart) == len(pictures.odd_files())
     feed = replace(odd.feed(backend.device, batch_size=5, image_size=64), workers=1)
     checks.pixels_are_pillows(backend.open, feed, odd, backend.pixel_difference)
-
-
-def assert_no_depth_is_clipped(
-    backend: Backend, of: Scene, reader: str = "auto"
-) -> None:
-    feed = of.feed(
-        backend.device, batch_size=2, image_size=48, training=False, reader=reader
-    )
-    found = passed(backend.open, feed)
-    assert not found.failed and len(found.levels) == len(of.names)
-    plain = found.levels[of.names.index("plain")]
-    assert plain.std() > 20
-    for name, levels in zip(of.names, found.levels, strict=True):
-        assert np.abs(levels - plain).max() <= 0.5 + 10 * backend.repeat_difference, (
-            name
-        )
-
-
-def test_grey_of_16_bits_is_scaled(backend: Backend, deep: Scene) -> None:
-    """A picture has the same levels whatever its depth: high bits count, and nothing is clipped."""
-    assert_no_depth_is_clipped(backend, deep)
