@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from contracts import Array, Feed, Loader, Rows
-from loaders._postprocess import DTYPES
 from plan.epoch import EpochPlan
 from plan.order import order
-from tests.conformance import pictures
+from tests.conformance import placed
 from tests.conformance.looking import (
     Seen,
     difference,
-    expected_levels,
     fitted,
     joined,
     passed,
@@ -24,7 +21,6 @@ from tests.conformance.looking import (
 )
 from tests.conformance.scenes import Open, Scene
 
-IGNORE = -1
 WINDOW_TOLERANCE = 0.3
 """See Backend.edge_difference."""
 BLUE_TOLERANCE = 3.0
@@ -35,40 +31,15 @@ def trains(feed: Feed) -> bool:
     return feed.plan.training
 
 
-def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene) -> None:
-    """ids, labels, valid, sizes and the form of a batch, in the plan's order; every epoch again."""
+def rows_are_the_plans(open_: Open, feed: Feed) -> None:
+    """The form of every batch, in the plan's order; every epoch again."""
     with open_(feed) as loader:
         assert isinstance(loader, Loader) and loader.in_flight >= 0
         for epoch in (0, 1):
             rows = feed.plan.rows(epoch, 0)
             assert len(rows)
             for batch, expected in zip(loader.batches(epoch, 0), rows, strict=True):
-                assert batch.images.shape == (
-                    feed.plan.batch_size,
-                    *feed.plan.sample_shape,
-                )
-                last = (
-                    torch.channels_last
-                    if batch.images.ndim == 4
-                    else torch.channels_last_3d
-                )
-                assert batch.images.is_contiguous(memory_format=last)
-                assert batch.images.dtype == DTYPES[feed.pixels.dtype]
-                assert {
-                    batch.images.device,
-                    batch.valid.device,
-                    batch.sizes.device,
-                } == {torch.empty(0, device=feed.device).device}
-                assert batch.ids.dtype == np.int64
-                np.testing.assert_array_equal(batch.ids, expected.ids)
-                np.testing.assert_array_equal(batch.valid.cpu().numpy(), expected.valid)
-                np.testing.assert_array_equal(batch.sizes.cpu().numpy(), expected.sizes)
-                labels = np.where(
-                    expected.valid, scene.manifest.label[expected.ids], IGNORE
-                )
-                np.testing.assert_array_equal(
-                    batch.targets["labels"].cpu().numpy(), labels
-                )
+                placed.form_is_the_plans(batch, expected, feed)
                 assert batch.failed == ()
 
 
@@ -132,28 +103,6 @@ def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
     )
 
 
-def pixels_are_pillows(
-    open_: Open,
-    feed: Feed,
-    scene: Scene,
-    tolerance: float,
-    *,
-    interpolation: str = "bilinear",
-) -> dict[str, float]:
-    """Every image within `tolerance` grey levels (mean) of Pillow's decode, crop, resize, mirror. Returns
-    name -> difference.
-    """
-    found = passed(open_, feed)
-    assert not found.failed
-    expected = [
-        expected_levels(scene, rows, i, interpolation)
-        for rows in feed.plan.rows(0, 0)
-        for i in range(len(rows))
-        if rows.valid[i]
-    ]
-    return close(found, np.stack(expected), scene.names, tolerance)
-
-
 def close(
     found: Seen, expected: Array, names: Sequence[str], tolerance: float
 ) -> dict[str, float]:
@@ -215,59 +164,6 @@ def same_samples(
             tail.levels[at : at + count], whole.levels[first : first + count]
         )
         assert apart.max() <= tolerance, f"{apart.max():.2f} grey levels apart"
-
-
-def damaged_samples_keep_their_place(
-    open_: Open,
-    feed: Feed,
-    scene: Scene,
-    tolerance: float,
-    epochs: Sequence[int] = (0, 1),
-    unsure: Collection[str] = (),
-) -> set[int]:
-    """What Pillow cannot decode is masked, zero and named. `unsure`: files whose pixels a GPU may guess
-    otherwise.
-    """
-    bad = {
-        sample
-        for sample, content in enumerate(scene.bytes_of)
-        if pictures.pil(content) is None
-    }
-    with open_(feed) as loader:
-        for epoch in epochs:
-            masked_as_expected(loader, feed, scene, bad, tolerance, epoch, unsure)
-    return bad
-
-
-def masked_as_expected(
-    loader: Loader,
-    feed: Feed,
-    scene: Scene,
-    bad: set[int],
-    tolerance: float,
-    epoch: int,
-    unsure: Collection[str],
-) -> None:
-    for batch, rows in zip(
-        loader.batches(epoch, 0), feed.plan.rows(epoch, 0), strict=True
-    ):
-        found = seen(batch, feed)
-        np.testing.assert_array_equal(found.ids, rows.ids)
-        broken = np.isin(rows.ids, list(bad))
-        assert sorted(found.failed) == sorted(rows.ids[broken].tolist())
-        np.testing.assert_array_equal(found.valid, rows.valid & ~broken)
-        np.testing.assert_array_equal(
-            found.labels, np.where(found.valid, scene.manifest.label[rows.ids], IGNORE)
-        )
-        assert not found.raw[~found.valid].any()
-        for i in np.flatnonzero(found.valid):
-            apart = difference(
-                found.levels[i : i + 1], expected_levels(scene, rows, int(i))[None]
-            )[0]
-            name = scene.names[rows.ids[i]]
-            assert apart <= tolerance or name in unsure, (
-                f"{name}: {apart:.2f} grey levels apart"
-            )
 
 
 def raises(check: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
