@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,18 +121,21 @@ def close(
 def resumes_at(
     open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tolerance: float
 ) -> None:
-    """batches(epoch, first) is the tail of batches(epoch, 0), pixels included; one loader, asked again and
-    again.
+    """batches(epoch, first) is the tail of batches(epoch, 0) of other loaders, pixels included.
+
+    One loader is asked again and again, and iterators of it are abandoned after none, one or several batches.
     """
     n, batch_size = scene.samples * feed.plan.views, feed.plan.batch_size
+    wholes = [passed(open_, feed, epoch) for epoch in (0, 1)]
     with open_(feed) as loader:
-        for epoch in (0, 1):
-            whole = joined(seen(batch, feed) for batch in loader.batches(epoch, 0))
+        for epoch, whole in enumerate(wholes):
             # 5 is the seed of scenes
             ordered = (
                 order(5, epoch, n) if trains(feed) else np.arange(n) // feed.plan.views
             )
-            for first in firsts:
+            for taken, first in enumerate(firsts):
+                for _ in itertools.islice(loader.batches(1 - epoch, 0), taken):
+                    pass
                 tail = joined(
                     seen(batch, feed) for batch in loader.batches(epoch, first)
                 )
@@ -141,6 +145,7 @@ def resumes_at(
                     tail.ids[tail.real], ordered[first : first + count]
                 )
                 same_samples(tail, 0, whole, first, tolerance)
+            assert not list(loader.batches(epoch, n))
 
 
 def same_samples(
