@@ -234,18 +234,10 @@ class Cutting:
             decoded = exactly(self._pil, data, around)
         finally:
             lap("decode")
-        return _regions({around: decoded}, regions)
-
-
-def _regions(decoded: dict[Region, Array], regions: Sequence[Region]) -> list[Array]:
-    """Return the pixels of each region, of what was decoded: themselves, or one that holds them all."""
-    cut = []
-    for region in regions:
-        around = region if region in decoded else next(iter(decoded))
-        left, top = around[:2]
-        x0, y0, x1, y1 = region
-        cut.append(decoded[around][y0 - top : y1 - top, x0 - left : x1 - left])
-    return cut
+        return [
+            decoded[y0 - top : y1 - top, x0 - left : x1 - left]
+            for x0, y0, x1, y1 in regions
+        ]
 
 
 def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:

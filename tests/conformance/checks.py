@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from contracts import Array, Feed, Loader, Rows
-from loaders._postprocess import DTYPES
 from plan.epoch import EpochPlan
 from plan.order import order
-from tests.conformance import pictures
+from tests.conformance import placed
 from tests.conformance.looking import (
     Seen,
     difference,
-    expected_levels,
     fitted,
     joined,
     passed,
@@ -24,7 +22,6 @@ from tests.conformance.looking import (
 )
 from tests.conformance.scenes import Open, Scene
 
-IGNORE = -1
 WINDOW_TOLERANCE = 0.3
 """See Backend.edge_difference."""
 BLUE_TOLERANCE = 3.0
@@ -35,40 +32,15 @@ def trains(feed: Feed) -> bool:
     return feed.plan.training
 
 
-def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene) -> None:
-    """ids, labels, valid, sizes and the form of a batch, in the plan's order; every epoch again."""
+def rows_are_the_plans(open_: Open, feed: Feed) -> None:
+    """The form of every batch, in the plan's order; every epoch again."""
     with open_(feed) as loader:
         assert isinstance(loader, Loader) and loader.in_flight >= 0
         for epoch in (0, 1):
             rows = feed.plan.rows(epoch, 0)
             assert len(rows)
             for batch, expected in zip(loader.batches(epoch, 0), rows, strict=True):
-                assert batch.images.shape == (
-                    feed.plan.batch_size,
-                    *feed.plan.sample_shape,
-                )
-                last = (
-                    torch.channels_last
-                    if batch.images.ndim == 4
-                    else torch.channels_last_3d
-                )
-                assert batch.images.is_contiguous(memory_format=last)
-                assert batch.images.dtype == DTYPES[feed.pixels.dtype]
-                assert {
-                    batch.images.device,
-                    batch.valid.device,
-                    batch.sizes.device,
-                } == {torch.empty(0, device=feed.device).device}
-                assert batch.ids.dtype == np.int64
-                np.testing.assert_array_equal(batch.ids, expected.ids)
-                np.testing.assert_array_equal(batch.valid.cpu().numpy(), expected.valid)
-                np.testing.assert_array_equal(batch.sizes.cpu().numpy(), expected.sizes)
-                labels = np.where(
-                    expected.valid, scene.manifest.label[expected.ids], IGNORE
-                )
-                np.testing.assert_array_equal(
-                    batch.targets["labels"].cpu().numpy(), labels
-                )
+                placed.form_is_the_plans(batch, expected, feed)
                 assert batch.failed == ()
 
 
@@ -132,28 +104,6 @@ def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
     )
 
 
-def pixels_are_pillows(
-    open_: Open,
-    feed: Feed,
-    scene: Scene,
-    tolerance: float,
-    *,
-    interpolation: str = "bilinear",
-) -> dict[str, float]:
-    """Every image within `tolerance` grey levels (mean) of Pillow's decode, crop, resize, mirror. Returns
-    name -> difference.
-    """
-    found = passed(open_, feed)
-    assert not found.failed
-    expected = [
-        expected_levels(scene, rows, i, interpolation)
-        for rows in feed.plan.rows(0, 0)
-        for i in range(len(rows))
-        if rows.valid[i]
-    ]
-    return close(found, np.stack(expected), scene.names, tolerance)
-
-
 def close(
     found: Seen, expected: Array, names: Sequence[str], tolerance: float
 ) -> dict[str, float]:
@@ -171,18 +121,21 @@ def close(
 def resumes_at(
     open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tolerance: float
 ) -> None:
-    """batches(epoch, first) is the tail of batches(epoch, 0), pixels included; one loader, asked again and
-    again.
+    """batches(epoch, first) is the tail of batches(epoch, 0) of other loaders, pixels included.
+
+    One loader is asked again and again, and iterators of it are abandoned after none, one or several batches.
     """
     n, batch_size = scene.samples * feed.plan.views, feed.plan.batch_size
+    wholes = [passed(open_, feed, epoch) for epoch in (0, 1)]
     with open_(feed) as loader:
-        for epoch in (0, 1):
-            whole = joined(seen(batch, feed) for batch in loader.batches(epoch, 0))
+        for epoch, whole in enumerate(wholes):
             # 5 is the seed of scenes
             ordered = (
                 order(5, epoch, n) if trains(feed) else np.arange(n) // feed.plan.views
             )
-            for first in firsts:
+            for taken, first in enumerate(firsts):
+                for _ in itertools.islice(loader.batches(1 - epoch, 0), taken):
+                    pass
                 tail = joined(
                     seen(batch, feed) for batch in loader.batches(epoch, first)
                 )
@@ -192,6 +145,7 @@ def resumes_at(
                     tail.ids[tail.real], ordered[first : first + count]
                 )
                 same_samples(tail, 0, whole, first, tolerance)
+            assert not list(loader.batches(epoch, n))
 
 
 def same_samples(
@@ -215,59 +169,6 @@ def same_samples(
             tail.levels[at : at + count], whole.levels[first : first + count]
         )
         assert apart.max() <= tolerance, f"{apart.max():.2f} grey levels apart"
-
-
-def damaged_samples_keep_their_place(
-    open_: Open,
-    feed: Feed,
-    scene: Scene,
-    tolerance: float,
-    epochs: Sequence[int] = (0, 1),
-    unsure: Collection[str] = (),
-) -> set[int]:
-    """What Pillow cannot decode is masked, zero and named. `unsure`: files whose pixels a GPU may guess
-    otherwise.
-    """
-    bad = {
-        sample
-        for sample, content in enumerate(scene.bytes_of)
-        if pictures.pil(content) is None
-    }
-    with open_(feed) as loader:
-        for epoch in epochs:
-            masked_as_expected(loader, feed, scene, bad, tolerance, epoch, unsure)
-    return bad
-
-
-def masked_as_expected(
-    loader: Loader,
-    feed: Feed,
-    scene: Scene,
-    bad: set[int],
-    tolerance: float,
-    epoch: int,
-    unsure: Collection[str],
-) -> None:
-    for batch, rows in zip(
-        loader.batches(epoch, 0), feed.plan.rows(epoch, 0), strict=True
-    ):
-        found = seen(batch, feed)
-        np.testing.assert_array_equal(found.ids, rows.ids)
-        broken = np.isin(rows.ids, list(bad))
-        assert sorted(found.failed) == sorted(rows.ids[broken].tolist())
-        np.testing.assert_array_equal(found.valid, rows.valid & ~broken)
-        np.testing.assert_array_equal(
-            found.labels, np.where(found.valid, scene.manifest.label[rows.ids], IGNORE)
-        )
-        assert not found.raw[~found.valid].any()
-        for i in np.flatnonzero(found.valid):
-            apart = difference(
-                found.levels[i : i + 1], expected_levels(scene, rows, int(i))[None]
-            )[0]
-            name = scene.names[rows.ids[i]]
-            assert apart <= tolerance or name in unsure, (
-                f"{name}: {apart:.2f} grey levels apart"
-            )
 
 
 def raises(check: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

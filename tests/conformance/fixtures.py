@@ -21,7 +21,6 @@ from tests.unit.coco_files import write_coco
 __all__ = [
     "coco",
     "damaged",
-    "deep",
     "odd",
     "photographs",
     "quick",
@@ -100,7 +99,6 @@ def _damaged() -> dict[str, bytes]:
     return {**scenes.small(11), **files}
 
 
-deep = of_files("deep", pictures.deep_files)
 ramps = of_files("ramps", scenes.ramps)
 small = of_files("small", scenes.small)
 photographs = of_files("photographs", scenes.photographs)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as functional
 from PIL import Image
 
-from contracts import Array, Batch, Feed, Rows
+from contracts import Array, Batch, Feed
 from tests.conformance import pictures
-from tests.conformance.scenes import Open, Scene
+from tests.conformance.scenes import Open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,46 +70,6 @@ def difference(levels: Array, reference: Array) -> Array:
         len(levels), -1
     )
     return np.asarray(apart.mean(axis=1))
-
-
-FILTERS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "nearest": Image.Resampling.NEAREST,
-}
-
-
-def expected_levels(
-    scene: Scene, rows: Rows, i: int, interpolation: str = "bilinear"
-) -> Array:
-    """uint8 [H, W, 3] of row i by Pillow alone: decode, cut the region out, resize the window, mirror.
-
-    What Pillow cannot, bilinear without antialiasing, is torch's, of a window that is its region.
-    """
-    pixels = pictures.pil(scene.bytes_of[int(rows.ids[i])])
-    assert pixels is not None
-    x0, y0, x1, y1 = (int(edge) for edge in rows.regions[i])
-    height, width = (int(side) for side in rows.sizes[i])
-    region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
-    box = (
-        rows.windows[i, 0],
-        rows.windows[i, 1],
-        rows.windows[i, 2],
-        rows.windows[i, 3],
-    )
-    if interpolation in FILTERS:
-        out = np.asarray(
-            region.resize((width, height), FILTERS[interpolation], box=box)
-        )
-    else:
-        levels = (
-            torch.from_numpy(np.asarray(region).copy()).permute(2, 0, 1)[None].float()
-        )
-        resized = functional.interpolate(
-            levels, (height, width), mode="bilinear", antialias=False
-        )
-        out = resized[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
-    return out[:, ::-1] if rows.turns[i] else out
 
 
 def torchvision_levels(

@@ -114,6 +114,7 @@ def odd_files() -> dict[str, bytes]:
     with_alpha.putalpha(alpha)
     palette = colour.convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
     wide = pixels.astype(np.uint16) * 257 + 3
+    deep = wide[..., 0]
     exif = Image.Exif()
     exif[EXIF_ORIENTATION] = 6
     return {
@@ -123,6 +124,10 @@ def odd_files() -> dict[str, bytes]:
         "jpeg-rgb": _saved(colour, "JPEG", quality=95, keep_rgb=True),
         "jpeg-trailing": jpeg(pixels, quality=95) + b"\0" * 40,
         "png-16-rgb": _png_16(wide, 2),
+        "png-16": _png_16(wide[..., :1], 0),
+        "png-16-alpha": _png_16(
+            np.stack([deep, np.full_like(deep, 0xFFFF)], axis=2), 4
+        ),
         "png-rgba": _saved(with_alpha, "PNG"),
         "png-palette": _saved(palette, "PNG"),
         "png-transparent-index": _saved(palette, "PNG", transparency=3),
@@ -133,21 +138,8 @@ def odd_files() -> dict[str, bytes]:
         "webp": _saved(colour, "WEBP", quality=90),
         "webp-lossless-alpha": _saved(with_alpha, "WEBP", lossless=True, exact=True),
         "tiff": _saved(colour, "TIFF"),
-        "ppm": _saved(colour, "PPM"),
-    }
-
-
-def deep_files() -> dict[str, bytes]:
-    """name -> bytes of one grey picture of 8 bits, and of more bits in the formats that hold them."""
-    grey = photograph(5, 60, 90)[..., 0]
-    deep = grey.astype(np.uint16) << 8
-    return {
-        "plain": png(grey),
-        "png-16": _png_16(deep[..., None] | 0x80, 0),
-        "png-16-alpha": _png_16(
-            np.stack([deep, np.full_like(deep, 0xFFFF)], axis=2), 4
-        ),
         "tiff-16": _saved(Image.fromarray(deep), "TIFF"),
+        "ppm": _saved(colour, "PPM"),
     }
 
 

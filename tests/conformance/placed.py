@@ -1,4 +1,4 @@
-"""The reference of images of different sizes at places of a canvas.
+"""The reference of images, of different sizes at places of a canvas.
 
 It is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into the place,
 mirror, distort, normalise; 0 everywhere else.
@@ -6,12 +6,13 @@ mirror, distort, normalise; 0 everywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from PIL import Image
 
 from contracts import Array, Batch, Feed, Rows
@@ -20,6 +21,12 @@ from loaders._postprocess import DTYPES
 from tests.conformance import pictures
 from tests.conformance.looking import difference
 from tests.conformance.scenes import Open, Scene
+
+FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "nearest": Image.Resampling.NEAREST,
+}
 
 
 def packed(rows: Rows) -> dict[str, Array]:
@@ -40,9 +47,8 @@ def reference(feed: Feed, content: bytes, rows: Rows, i: int) -> Array | None:
     pixels = decoded(content)
     if pixels is None:
         return None
-    return on_canvas(
-        rows, i, normalised(feed, coloured(window_of(pixels, rows, i), rows, i))
-    )
+    levels = window_of(pixels, rows, i, feed.pixels.interpolation)
+    return on_canvas(rows, i, normalised(feed, coloured(levels, rows, i)))
 
 
 @lru_cache(maxsize=64)
@@ -69,18 +75,26 @@ def turned(pixels: Array, turn: int) -> Array:
     return pixels
 
 
-def window_of(pixels: Array, rows: Rows, i: int) -> Array:
-    """uint8 [h, w, 3], the window of row i as it fills its place."""
+def window_of(pixels: Array, rows: Rows, i: int, interpolation: str) -> Array:
+    """uint8 [h, w, 3], the window of row i as it fills its place.
+
+    What Pillow cannot, bilinear without antialiasing, is torch's, of a window that is its region.
+    """
     turn = int(rows.turns[i])
     x0, y0, x1, y1 = rows.regions[i].tolist()
     left, top, right, bottom = place_of(rows, i)
     a, b, c, d = rows.windows[i].tolist()
     region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
     sides = (bottom - top, right - left) if turn & 4 else (right - left, bottom - top)
-    return turned(
-        np.asarray(region.resize(sides, Image.Resampling.BILINEAR, box=(a, b, c, d))),
-        turn,
-    )
+    if interpolation in FILTERS:
+        levels = np.asarray(
+            region.resize(sides, FILTERS[interpolation], box=(a, b, c, d))
+        )
+    else:
+        planes = torch.from_numpy(np.array(region)).permute(2, 0, 1)[None].float()
+        resized = functional.interpolate(planes, sides[::-1], mode="bilinear")
+        levels = resized[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
+    return turned(levels, turn)
 
 
 def distorted(pixels: Array, numbers: Sequence[float]) -> Array:
@@ -116,8 +130,12 @@ def epoch_is_the_plans(
     scene: Scene,
     tolerance: float,
     epochs: Sequence[tuple[int, int]] = ((0, 0),),
+    unsure: Collection[str] = (),
 ) -> set[int]:
-    """Check every batch of batches(epoch, first), in mean grey levels; return the ids that failed."""
+    """Check every batch of batches(epoch, first), in mean grey levels; return the ids that failed.
+
+    `unsure`: damaged files whose pixels a GPU may guess otherwise.
+    """
     failed = set[int]()
     with open_(feed) as loader:
         for epoch, first in epochs:
@@ -125,15 +143,23 @@ def epoch_is_the_plans(
             for batch, rows in zip(loader.batches(epoch, first), expected, strict=True):
                 failed.update(batch.failed)
                 form_is_the_plans(batch, rows, feed)
-                pixels_are_where_they_belong(batch, rows, feed, scene, tolerance)
+                pixels_are_where_they_belong(
+                    batch, rows, feed, scene, tolerance, unsure
+                )
     return failed
 
 
 def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
-    """Shape, layout, dtype, ids, sizes and rows are the plan's; packed targets are the same on the device."""
-    assert batch.images.shape == (len(rows), 3, *rows.padded)
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    """Shape, layout, dtype, ids, sizes and rows are the plan's; targets are the same on the device."""
+    shape = feed.plan.batch_size, *feed.plan.sample_shape[:-2], *rows.padded
+    assert batch.images.shape == shape
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    assert batch.images.is_contiguous(memory_format=last)
     assert batch.images.dtype == DTYPES[feed.pixels.dtype]
+    device = torch.empty(0, device=feed.device).device
+    for tensor in (batch.images, batch.valid, batch.sizes):
+        assert tensor.device == device
+    assert batch.ids.dtype == np.int64
     valid = rows.valid & ~np.isin(rows.ids, batch.failed)
     np.testing.assert_array_equal(batch.ids, rows.ids)
     np.testing.assert_array_equal(batch.sizes.cpu().numpy(), rows.sizes)
@@ -153,7 +179,7 @@ def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
         np.testing.assert_array_equal(
             getattr(batch.rows, name), getattr(rows, name), err_msg=name
         )
-    targets = packed(replace(rows, valid=valid))
+    targets = feed.targets(replace(rows, valid=valid))
     assert set(batch.targets) == set(batch.host) == set(targets)
     for name, value in targets.items():
         np.testing.assert_array_equal(
@@ -163,9 +189,17 @@ def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
 
 
 def pixels_are_where_they_belong(
-    batch: Batch, rows: Rows, feed: Feed, scene: Scene, tolerance: float
+    batch: Batch,
+    rows: Rows,
+    feed: Feed,
+    scene: Scene,
+    tolerance: float,
+    unsure: Collection[str],
 ) -> None:
-    """Close to the reference inside of the place, exactly 0 outside, and in rows that are not valid."""
+    """Close to the reference inside of the place, exactly 0 outside, and in rows that are not valid.
+
+    What failed is what Pillow cannot decode.
+    """
     raw = batch.images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
     for i in range(len(rows)):
         expected = (
@@ -173,19 +207,21 @@ def pixels_are_where_they_belong(
             if rows.valid[i]
             else None
         )
+        failed = int(rows.ids[i]) in batch.failed
+        assert failed == (rows.valid[i] and expected is None)
         if expected is None:
             assert not raw[i].any()
-            assert not rows.valid[i] or int(rows.ids[i]) in batch.failed
             continue
         left, top, right, bottom = place_of(rows, i)
+        name = scene.names[rows.ids[i]]
         rest = raw[i].copy()
         rest[top:bottom, left:right] = 0
-        assert not rest.any(), f"{scene.names[rows.ids[i]]}: not 0 outside of its place"
+        assert not rest.any(), f"{name}: not 0 outside of its place"
         found, wanted = (
             (one[top:bottom, left:right] * np.array(feed.pixels.std)) * 255
             for one in (raw[i], expected)
         )
         apart = difference(found[None], wanted[None])[0]
-        assert apart <= tolerance, (
-            f"{scene.names[rows.ids[i]]}: {apart:.2f} grey levels apart"
+        assert apart <= tolerance or name in unsure, (
+            f"{name}: {apart:.2f} grey levels apart"
         )

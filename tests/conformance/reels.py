@@ -10,7 +10,7 @@ from typing import Any
 from dataset.videos.scan import open_videos
 from plan.clips import ClipPlan, ClipPolicy
 from plan.epoch import EpochPlan
-from tests.conformance import moving, pictures
+from tests.conformance import pictures
 from tests.conformance.scenes import Scene, blue_of
 from tests.unit.video_files import Video, make
 
@@ -101,6 +101,12 @@ def ruled(folder: Path) -> Reel:
             for frame in range(RULED_FRAMES)
         ]
         path = folder / "data" / f"class-{place % 3}" / f"ramp-{place:02d}.mp4"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(moving.video(shown, rotation=90 * (place == 1)))
+        make(
+            path,
+            shown=shown,
+            size=(height, width),
+            rotation=90 * (place == 1),
+            b_frames=2,
+            options={"qp": "2"},
+        )
     return filmed(folder / "data", folder / "manifests", 2)

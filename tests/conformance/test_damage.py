@@ -13,11 +13,13 @@ import pytest
 from contracts import UserError
 from loaders.images import _dali_rows, _pipeline, dali_fed
 from loaders.images._pipeline import DEPTH
-from tests.conformance import checks, pictures, scenes
+from tests.conformance import pictures, scenes
 from tests.conformance.looking import joined, seen
+from tests.conformance.placed import epoch_is_the_plans
 from tests.conformance.scenes import Backend, Scene, scene
 
 BATCH = 4
+EPOCHS = ((0, 0), (1, 0))
 
 
 def mixed(folder: Path, pattern: str) -> Scene:
@@ -45,17 +47,14 @@ def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
     made = scene(tmp_path, files)
     unsure = tuple(damaged) if backend.decodes_on_gpu else ()
     feed = made.feed(backend.device, batch_size=5, image_size=40)
-    bad = checks.damaged_samples_keep_their_place(
-        backend.open, feed, made, backend.pixel_difference, unsure=unsure
-    )
+    allowed = backend.pixel_difference
+    epoch_is_the_plans(backend.open, feed, made, allowed, EPOCHS, unsure)
+    feed = made.feed(backend.device, batch_size=5, image_size=40, training=False)
+    bad = epoch_is_the_plans(backend.open, feed, made, allowed, EPOCHS, unsure)
     assert {made.names[sample] for sample in bad} == {
         name for name, content in damaged.items() if pictures.pil(content) is None
     }
     assert 5 <= len(bad) < len(damaged)
-    feed = made.feed(backend.device, batch_size=5, image_size=40, training=False)
-    checks.damaged_samples_keep_their_place(
-        backend.open, feed, made, backend.pixel_difference, unsure=unsure
-    )
 
 
 @pytest.mark.parametrize(
@@ -70,9 +69,8 @@ def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> N
     assert len(pattern) / BATCH > DEPTH or pattern == "xxxxxxxx"
     made = mixed(tmp_path, pattern)
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
-    bad = checks.damaged_samples_keep_their_place(
-        backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1)
-    )
+    epochs = ((0, 0), *EPOCHS)
+    bad = epoch_is_the_plans(backend.open, feed, made, backend.pixel_difference, epochs)
     assert bad == {place for place, kind in enumerate(pattern) if kind == "x"}
 
 
@@ -100,9 +98,8 @@ def test_files_that_pil_decodes_and_dali_does_not(
         return refused(runner, batch)
 
     monkeypatch.setattr(_pipeline.Runner, "_refused", noting)
-    bad = checks.damaged_samples_keep_their_place(
-        backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1)
-    )
+    epochs = ((0, 0), *EPOCHS)
+    bad = epoch_is_the_plans(backend.open, feed, made, backend.pixel_difference, epochs)
     assert bad == set()
     assert bool(tried) == (backend.name in ("dali-cpu", "dali-gpu", "dali-fed"))
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from plan.images import Growth
-from tests.conformance import checks, pictures
+from tests.conformance import checks
 from tests.conformance.looking import passed, torchvision_levels
+from tests.conformance.placed import epoch_is_the_plans
 from tests.conformance.scenes import NO_FILES, Backend, Scene
 
 _transformed: dict[str, np.ndarray] = {}
@@ -44,7 +45,9 @@ def test_validation_is_torchvisions(
 
 def test_training_is_pillows(backend: Backend, photographs: Scene) -> None:
     feed = photographs.feed(backend.device, batch_size=6, image_size=112)
-    checks.pixels_are_pillows(backend.open, feed, photographs, backend.pixel_difference)
+    assert not epoch_is_the_plans(
+        backend.open, feed, photographs, backend.pixel_difference
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,12 +59,8 @@ def test_interpolations_are_the_references(
     """Windows that are drawn, and of real images, bicubic, the centre crop that looks beyond its edges."""
     feed = photographs.feed(backend.device, batch_size=6, image_size=112)
     feed = replace(feed, pixels=replace(feed.pixels, interpolation=interpolation))
-    checks.pixels_are_pillows(
-        backend.open,
-        feed,
-        photographs,
-        backend.pixel_difference,
-        interpolation=interpolation,
+    assert not epoch_is_the_plans(
+        backend.open, feed, photographs, backend.pixel_difference
     )
     if (
         interpolation != "bicubic" or backend.name == "dali-fed"
@@ -117,28 +116,6 @@ def test_images_that_grow_are_those_of_their_size(
 
 def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) -> None:
     feed = odd.feed(backend.device, batch_size=5, image_size=64, training=False)
-    apart = checks.pixels_are_pillows(backend.open, feed, odd, backend.pixel_difference)
-    assert len(apart) == len(pictures.odd_files())
+    assert not epoch_is_the_plans(backend.open, feed, odd, backend.pixel_difference)
     feed = replace(odd.feed(backend.device, batch_size=5, image_size=64), workers=1)
-    checks.pixels_are_pillows(backend.open, feed, odd, backend.pixel_difference)
-
-
-def assert_no_depth_is_clipped(
-    backend: Backend, of: Scene, reader: str = "auto"
-) -> None:
-    feed = of.feed(
-        backend.device, batch_size=2, image_size=48, training=False, reader=reader
-    )
-    found = passed(backend.open, feed)
-    assert not found.failed and len(found.levels) == len(of.names)
-    plain = found.levels[of.names.index("plain")]
-    assert plain.std() > 20
-    for name, levels in zip(of.names, found.levels, strict=True):
-        assert np.abs(levels - plain).max() <= 0.5 + 10 * backend.repeat_difference, (
-            name
-        )
-
-
-def test_grey_of_16_bits_is_scaled(backend: Backend, deep: Scene) -> None:
-    """A picture has the same levels whatever its depth: high bits count, and nothing is clipped."""
-    assert_no_depth_is_clipped(backend, deep)
+    assert not epoch_is_the_plans(backend.open, feed, odd, backend.pixel_difference)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conformance import checks, pictures, plants, scenes
 from tests.conformance.leaving import Traces, epochs_are_flat, nothing_is_left
+from tests.conformance.placed import epoch_is_the_plans
 from tests.conformance.plants import Plain
 from tests.conformance.scenes import Backend, Scene, scene
 
@@ -29,18 +30,16 @@ def of_images(
     damaged = scene(tmp_path, {**scenes.small(10), **pictures.damaged_files()})
     broken = damaged.feed(batch_size=5, image_size=40, training=False)
     return {
-        "rows": lambda open_: checks.rows_are_the_plans(open_, few, small),
+        "rows": lambda open_: checks.rows_are_the_plans(open_, few),
         "windows": lambda open_: checks.windows_are_the_plans(open_, ramp, ramps),
         "own pixels": lambda open_: checks.pixels_are_the_samples_own(
             open_, ramp, ramps
         ),
-        "pixels": lambda open_: checks.pixels_are_pillows(
+        "pixels": lambda open_: epoch_is_the_plans(
             open_, photographs.feed(image_size=64), photographs, 0.5
         ),
         "resume": lambda open_: checks.resumes_at(open_, few, small, (0, 5, 13), 0.0),
-        "damage": lambda open_: checks.damaged_samples_keep_their_place(
-            open_, broken, damaged, 0.5, epochs=(0,)
-        ),
+        "damage": lambda open_: epoch_is_the_plans(open_, broken, damaged, 0.5),
     }
 
 

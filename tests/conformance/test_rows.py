@@ -18,7 +18,7 @@ def test_ids_labels_and_padding(
     assert (
         training or not list(feed.plan.rows(0, 0))[-1].valid.all()
     )  # the last batch is padded
-    checks.rows_are_the_plans(any_backend.open, feed, quick)
+    checks.rows_are_the_plans(any_backend.open, feed)
 
 
 def test_windows_and_flips_of_training(backend: Backend, ruled: Scene) -> None:

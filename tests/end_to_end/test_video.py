@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import moving
 from tests.end_to_end.runs import Runner, summary
-from tests.unit.video_files import make
+from tests.unit.video_files import make, spoiled
 
 CLASSES, TRAIN, VAL, FRAMES = (
     ("jump", "run", "walk"),
@@ -50,7 +49,7 @@ def test_validation_over_ranks(train: Runner, videos: Path) -> None:
     data = train.cwd / "data"
     shutil.copytree(videos, data)
     path = data / "val" / "walk" / "0.mp4"
-    path.write_bytes(moving.spoiled(path.read_bytes(), 0.6, 1))
+    path.write_bytes(spoiled(path.read_bytes(), 0.6, 1))
     views = ("--val-clips 2 --val-crops 3",)
     train(*SMALL, "--data", data, "--epochs 1", *views, "--output run").done()
 

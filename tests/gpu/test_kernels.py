@@ -35,6 +35,7 @@ def test_convolutions_are_told_from_products() -> None:
     assert parts["convolutions"] == 1
 
 
+@pytest.mark.alone
 def test_a_step_of_products_is_kernels_and_arithmetic() -> None:
     left = torch.randn(8192, 8192, device=DEVICE, dtype=torch.float16)
 

@@ -104,13 +104,6 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in parts]
 
 
-def run_step(containing: str) -> str:
-    """The first RUN of the Dockerfile with these words."""
-    return next(
-        rest for word, rest in instructions() if word == "RUN" and containing in rest
-    )
-
-
 def test_dockerfile_passes_hadolint() -> None:
     words = [program("hadolint"), str(ROOT / "Dockerfile")]
     done = subprocess.run(words, capture_output=True, text=True)

@@ -82,33 +82,29 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "batch", "accumulate", "ranks", "fitted", "steps"),
+    ("count", "batch", "ranks", "fitted", "steps"),
     [
-        (57, 32, 1, 1, 29, 2),
-        (100, 16, 1, 3, 12, 3),
-        (400, 20, 1, 1, 20, 20),  # long enough: what is no whole step is dropped
+        (57, 32, 1, 29, 2),
+        (100, 16, 3, 12, 3),
+        (400, 20, 1, 20, 20),  # long enough: what is no whole step is dropped
     ],
 )
 def test_a_set_of_few_steps_loses_no_sample(
-    count: int, batch: int, accumulate: int, ranks: int, fitted: int, steps: int
+    count: int, batch: int, ranks: int, fitted: int, steps: int
 ) -> None:
     splits: dict[str, Any] = {"train": columns(count), "val": columns(3)}
-    flags = config("--batch-size", str(batch), "--accumulate", str(accumulate))
+    flags = config("--batch-size", str(batch))
     seen: list[int] = []
     for rank in range(ranks):
         own: dict[str, Any] = {"seed": 0, "world_size": ranks, "rank": rank}
         train, _ = pair(ImagePlan, flags, splits, POLICY, POLICY, **own)
         drawn = list(train.rows(0, 0))
-        assert (train.batch_size, train.steps(), len(drawn)) == (
-            fitted,
-            steps,
-            steps * accumulate,
-        )
+        assert (train.batch_size, train.steps(), len(drawn)) == (fitted, steps, steps)
         assert {len(rows) for rows in drawn} == {fitted}, "the last one is padded"
         seen += [int(sample) for rows in drawn for sample in rows.ids[rows.valid]]
         # behind the first step, as a resume begins
         rest = train.rows(0, train.global_batch_size)
         assert [rows.ids.tolist() for rows in rest] == [
-            rows.ids.tolist() for rows in drawn[accumulate:]
+            rows.ids.tolist() for rows in drawn[1:]
         ]
     assert len(seen) == len({*seen}) == (count if count < 400 else 400)

@@ -12,6 +12,7 @@ import torch
 
 from contracts import Array, Batch, Pixels, Split, UserError
 from loaders import open_loader
+from models.superres import enlarged
 from plan.patches import HIGH
 from settings.config import Config, build
 from tasks.superres import KIND, Fidelity, Superres
@@ -20,32 +21,6 @@ from tests.unit.test_meter import alone
 from tests.unit.test_splits import Console
 
 SHAVE = 3
-
-
-def keys(x: Array) -> Array:
-    """Return the cubic kernel with a = -0.5 (Keys 1981)."""
-    x = np.abs(x)
-    return np.where(
-        x <= 1,
-        1.5 * x**3 - 2.5 * x**2 + 1,
-        np.where(x < 2, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2, 0),
-    )
-
-
-def twice(levels: Array) -> Array:
-    """Return float64 levels [H, W, C], twice as high and wide; weights beyond the edges are left out."""
-    for axis in (0, 1):
-        places = np.arange(levels.shape[axis])
-        centres = (np.arange(2 * levels.shape[axis]) + 0.5) / 2 - 0.5
-        weights = keys(centres[:, None] - places)
-        levels = np.moveaxis(
-            np.tensordot(
-                weights / weights.sum(axis=1, keepdims=True), levels, (1, axis)
-            ),
-            0,
-            axis,
-        )
-    return levels
 
 
 def rounded(levels: Array) -> Array:
@@ -130,7 +105,8 @@ def test_figures_are_the_references(
         ours = rounded(
             255 * output(sample, high, channels)[0].double().permute(1, 2, 0).numpy()
         )
-        bicubic = rounded(twice(small.astype(np.float64)))
+        planes = torch.from_numpy(small.astype(np.float64)).permute(2, 0, 1)[None]
+        bicubic = rounded(enlarged(planes, 2)[0].permute(1, 2, 0).numpy())
         if of_luma:
             large, bicubic = y_of(large), y_of(bicubic)
             ours = y_of(ours) if channels == 3 else ours

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
 
 import numpy as np
 import pytest
@@ -78,11 +77,3 @@ def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
             assert rows.canvas == given.canvas
     finally:
         pool.close()
-
-
-def mapped(array: np.ndarray) -> Any:
-    """The memory that an array is a view of: a view of a view would keep it."""
-    base: Any = array
-    while not isinstance(base, mmap.mmap):
-        base = base.obj if isinstance(base, memoryview) else base.base
-    return base

@@ -8,6 +8,7 @@ turned has none, but for one in 16 or so.
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from collections.abc import Sequence
@@ -19,11 +20,16 @@ from typing import Any
 import av
 import numpy as np
 from av.stream import Disposition
+from av.video.reformatter import Interpolation
 
 from contracts import Array
 from tests.schedule import own_schedule
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder: errors only
+ACCURATE = (
+    Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+)
+"""By default FFmpeg's RGB is one to two grey levels off."""
 GRID = 4
 NUMBERS = 1 << 12
 ENCODERS = {
@@ -82,6 +88,8 @@ class Video:
     matrix: int = 2
     full_range: bool = False
     numbers_from: int = 0
+    # uint8 [H, W, 3] each, in place of numbers; not in the key of MADE
+    shown: Sequence[Array] = field(default=(), repr=False)
     # a second video stream, before this one, which players prefer
     other: Video | None = None
     options: dict[str, str] = field(default_factory=dict)  # of the encoder
@@ -141,6 +149,16 @@ def _check(digits: tuple[int, int, int]) -> int:
     return (digits[0] * 7 + digits[1] * 5 + digits[2] * 3 + 9) % 16
 
 
+def spoiled(content: bytes, begin: float, end: float) -> bytes:
+    """Replace that part of the coded frames by zeros, but for the first one, without which no scan passes."""
+    at = content.index(b"mdat")
+    with av.open(io.BytesIO(content), "r") as file:
+        data = at + 4 + next(file.demux(video=0)).size
+    size = at + int.from_bytes(content[at - 4 : at], "big") - 4 - data
+    first, last = data + int(begin * size), data + int(end * size)
+    return content[:first] + bytes(last - first) + content[last:]
+
+
 MADE: dict[tuple[str, str], bytes] = {}
 """Ending of a file, and its Video in words -> the bytes, which many tests ask for."""
 
@@ -150,7 +168,9 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
     video = video or Video(**changes)
     path.parent.mkdir(parents=True, exist_ok=True)
     key = path.suffix, repr(video)
-    if key in MADE:
+    if video.shown:
+        _code(path, video)
+    elif key in MADE:
         path.write_bytes(MADE[key])
     else:
         _code(path, video)
@@ -262,13 +282,20 @@ def _range(video: Video) -> int:
 
 
 def _encoded(stream: Any, video: Video) -> Any:
-    for place in range(video.frames):
-        shown = picture((video.numbers_from + place) % NUMBERS, video.size)
+    pictures = video.shown or [
+        picture((video.numbers_from + place) % NUMBERS, video.size)
+        for place in range(video.frames)
+    ]
+    for place, shown in enumerate(pictures):
         frame = av.VideoFrame.from_ndarray(
             np.ascontiguousarray(np.rot90(shown, -(video.rotation // 90))),
             format="rgb24",
         )
-        frame = frame.reformat(format=video.pixels, dst_color_range=_range(video))
+        frame = frame.reformat(
+            format=video.pixels,
+            dst_color_range=_range(video),
+            interpolation=ACCURATE if video.shown else None,
+        )
         frame.time_base = stream.codec_context.time_base
         frame.pts = (video.ticks[place] if video.ticks else place) - (
             video.ticks[video.cut] if video.ticks else video.cut
