@@ -27,7 +27,7 @@ def import_dali() -> Any:
             import nvidia.dali
     except ImportError as error:
         raise UserError(
-            f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or use --loader torchvision"
+            f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or choose another --loader"
         ) from None
     return nvidia.dali
 

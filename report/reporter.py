@@ -415,6 +415,10 @@ class Reporter:
             values = self._summary(trained, loader)
         self._record.summary(values)
         self._settings(values)
+        if self._record.enabled:
+            folder = self._record.folder
+            if picture := curves.png(folder, values, self._task.figures[0]):
+                self._record.file(curves.RESULTS, picture)
         if finished:
             self._tell_rate(values, step=step)
             self._console.result(values, self._task, folder=self._record.folder)
@@ -427,10 +431,6 @@ class Reporter:
         else:
             remedy = "run it again" if loader is None else self._record.how_to_resume
             self._console.info(f"stopped at step {step}; {remedy}")
-        if self._record.enabled:
-            folder = self._record.folder
-            if picture := curves.png(folder, values, self._task.figures[0]):
-                self._record.file(curves.RESULTS, picture)
         return values
 
     def _settings(self, values: Mapping[str, Any] | None = None) -> None:
