@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -188,10 +189,9 @@ class Training:
         if steps == 0:
             return True
         assert self.loader is not None
-        begun = self._next_epochs_batches
+        ahead = self._next_epochs_batches
         self._next_epochs_batches = None
-        if begun is None:
-            begun = self.loader.batches(progress.epoch, progress.consumed)
+        begun = ahead or self.loader.batches(progress.epoch, progress.consumed)
         batches = self._remembering(self.watch.batches(self.loader, begun))
         self._failed_in_epoch = set()
         self._part_began = replace(progress)
@@ -199,7 +199,11 @@ class Training:
         if progress.epoch in self.plan.first_epochs[1:]:
             self.meter.begin_anew()  # larger images than before
             self._trained_on = []
-        self._start_clocks()
+        if ahead:
+            self.step.phases.interrupt()
+            self.meter.goes_on(progress.epoch)
+        else:
+            self._start_clocks()
         # without the tail, where that is no step
         trained = min(
             progress.consumed + steps * self.plan.global_batch_size, self.plan.samples
@@ -260,28 +264,40 @@ class Training:
                     self._pause()
                     self.checkpoints.into_memory(self.progress)
                     self._start_clocks()
-            if ended is None and not stopped:
-                self._begin_next_epoch()
             last = self.vote.drain()  # an epoch may be one step long
             self._time_is_up |= last["enough"]
             # a wish that came with the last steps is made anew, should the end of the epoch write nothing
             self._save_is_asked_for = False
             self._tell_window(closed)
-            self._pause()
+            if not (ended or stopped or last["stop"]) and self._begin_next_epoch():
+                # the clocks go on: what is read while a checkpoint is written is not for nothing
+                self._log()
+                self._tell_window(self._closed(self.meter.point()))
+            else:
+                self._pause()
         if isinstance(ended, UserError):
             self._save_whole()
             raise ended
         return not (last["stop"] or stopped or ended)
 
-    def _begin_next_epoch(self) -> None:
-        """Have the loader read the next epoch's first batches while the device ends this one's steps, a validation
-        runs or a checkpoint is written, unless something else reads with it before.
+    def _begin_next_epoch(self) -> bool:
+        """Have the loader read the next epoch's first batches while the device ends this one's steps and a
+        checkpoint is written, where nothing but that comes between two epochs. Returns whether it reads them.
+
+        In a validation its workers and threads would be in the way, and the rate would count batches whose reading
+        took none of its time.
         """
         assert self.loader is not None
         epoch = self.progress.epoch + 1
+        is_last = epoch >= self.optimisation.epochs or self._enough()
         measures = self.run.ceilings and self._ceiling_inputs is None
-        if epoch < self.optimisation.epochs and not self._enough() and not measures:
+        grows = epoch in self.plan.first_epochs
+        if is_last or measures or grows or self._validation_is_due():
+            return False
+        # what is wrong is said by the epoch itself, behind this one's checkpoint
+        with suppress(UserError):
             self._next_epochs_batches = self.loader.batches(epoch, 0)
+        return self._next_epochs_batches is not None
 
     def _pause(self) -> None:
         """Stop the clocks, and tell all steps so far."""

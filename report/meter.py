@@ -107,6 +107,10 @@ class Meter:
         if self._first_epoch is None:
             self._first_epoch = epoch
 
+    def goes_on(self, epoch: int) -> None:
+        """Have what follows be of another epoch, without a pause between the two."""
+        self._epoch = epoch
+
     def pause(self) -> RateWindow | None:
         """Stop the clock at a synchronised point; closes the window when it is long enough."""
         return self._point(resume=False)

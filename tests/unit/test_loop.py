@@ -104,6 +104,7 @@ class Toy:
         meter = MagicMock()
         meter.due.return_value = False
         meter.pause.return_value = None
+        meter.point.return_value = None
         settings = {"ceilings": False, "log_every": 100, "save_every_minutes": 0.0}
         self.training = Training(
             world=world,
@@ -393,9 +394,15 @@ def test_ceilings_are_of_the_last_size(
     assert found == measured and training.meter.begin_anew.call_count == anew
 
 
-def test_the_next_epoch_is_begun_before_the_validation_once(tmp_path: Path) -> None:
-    toy = Toy(tmp_path, 2, 0.1, 0.2)
-    trains, validates = toy.batches, toy.validated
+CLOCKS = ("resume", "goes_on", "pause")
+
+
+def test_the_next_epoch_is_begun_where_no_validation_comes_between(
+    tmp_path: Path,
+) -> None:
+    """The clocks go on meanwhile: what is read then is in the rate with the time that it took."""
+    toy = Toy(tmp_path, 4, 0.1, 0.2, val_every=2)
+    trains, validates, saves = toy.batches, toy.validated, toy.training.save
     order = []
 
     def batches(epoch: int, first: int) -> Iterator[Any]:
@@ -406,9 +413,39 @@ def test_the_next_epoch_is_begun_before_the_validation_once(tmp_path: Path) -> N
         order.append("validation")
         return validates(epoch, first)
 
+    def save() -> None:
+        order.append(f"save of epoch {toy.training.progress.epoch}")
+        saves()
+
     toy.batches = batches  # type: ignore[assignment, method-assign]
     toy.validated = validated  # type: ignore[method-assign]
+    toy.training.save = save  # type: ignore[method-assign]
     for later in toy.later:
         later.arrived.set()
     assert toy.training.fit()
-    assert order == ["epoch 0 from 0", "epoch 1 from 0", "validation", "validation"]
+    begun = [line for line in order if not line.startswith("save")]
+    first, second = ["epoch 0 from 0", "epoch 1 from 0"], ["epoch 2 from 0"]
+    second.append("epoch 3 from 0")
+    assert begun == [*first, "validation", *second, "validation"]
+    assert order.index("epoch 1 from 0") < order.index("save of epoch 1")
+    meter: Any = toy.training.meter
+    assert [call.args for call in meter.goes_on.call_args_list] == [(1,), (3,)]
+    clocks = [name for name, *_ in meter.mock_calls if name in CLOCKS]
+    assert clocks[:3] == ["resume", "goes_on", "pause"]
+
+
+def test_a_loader_that_cannot_begin_the_next_epoch_loses_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    toy = Toy(tmp_path, 2, val_every=0)
+    trains = toy.batches
+
+    def batches(epoch: int, first: int) -> Iterator[Any]:
+        if epoch:
+            raise UserError("the data have gone")
+        return trains(epoch, first)
+
+    toy.batches = batches  # type: ignore[assignment, method-assign]
+    with pytest.raises(UserError, match="have gone"):
+        toy.training.fit()
+    assert toy.kept("last.pt")[1]["epoch"] == 1
