@@ -58,6 +58,7 @@ class Meter:
         self._other = 0  # windows of other work than what the rate is of
         self._samples = 0  # of this rank, in the open window
         self._active_s = 0.0  # of the open window, up to the last pause
+        self._idle_s = 0.0  # of windows, in which nothing was trained
         self._counted = 0  # samples of this rank in all
         self._epoch = 0
         self._first_epoch: int | None = None
@@ -72,12 +73,14 @@ class Meter:
 
     @contextmanager
     def pause_for(self, what: str) -> Iterator[None]:
-        """Count the time inside, in which nothing is trained, as a pause for that."""
+        """Count the time inside, in which nothing is trained, as a pause for that. The clock may go on."""
         began = self._clock()
         try:
             yield
         finally:
             took = self._clock() - began
+            if self._since is not None:
+                self._idle_s += took
             self.pauses[what] = self.pauses.get(what, 0.0) + took
 
     def has_measured(self, seconds: float) -> bool:
@@ -210,7 +213,7 @@ class Meter:
             "per_rank": self._world.gather(local_rate),
             "unit": unit,
             "paused_s": self.paused_s,
-            "active_s": sum(window.seconds for window in self.windows),
+            "active_s": sum(window.seconds for window in self.windows) - self._idle_s,
             "warmup_windows": len(self.windows) - len(windows),
         }
 

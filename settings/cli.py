@@ -113,8 +113,10 @@ def flag_words(
     values, unknown = parser.parse_known_args(dashed)
     if unknown:
         known = [name.replace("_", "-") for name in fields]
-        # a word that is no flag is mostly the value of the unknown flag before it
-        asked = [word for word in unknown if word.startswith("--")] or unknown[:1]
+        # a word behind the first one that is no flag is mostly the value of an unknown flag
+        asked = [
+            word for at, word in enumerate(unknown) if not at or word.startswith("--")
+        ]
         said = "; ".join(_of_unknown(word, known, answer) for word in asked)
         lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
         raise UserError(f"flags: {said}; {lists_all} lists every setting")

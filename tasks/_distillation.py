@@ -78,9 +78,16 @@ def read_teacher(
         raise UserError(
             f"{flag}: its network is built by a function, and no file of weights has code run"
         )
-    if list(content["classes"]) != list(classes):
+    theirs = content["classes"]
+    if list(theirs) != list(classes):
+        differs = [
+            f"'{their}' where --data has '{our}'"
+            for their, our in zip(theirs, classes, strict=False)
+            if their != our
+        ]
+        example = f": {differs[0]}" if differs else ""
         raise UserError(
-            f"{flag}: it was trained on {len(content['classes'])} classes, which are not the {len(classes)} of --data"
+            f"{flag}: it was trained on {len(theirs)} classes, which are not the {len(classes)} of --data{example}"
         )
     for name in ("mean", "std"):
         seen = content.get("used", {}).get(name)

@@ -93,7 +93,10 @@ def test_a_teacher_is_the_checkpoints_network_and_is_frozen(checkpoint: Path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": ["dog", "cat"]}, "trained on 2 classes, which are not the 2"),
+        (
+            {"classes": ["dog", "cat"]},
+            "not the 2 of --data: 'dog' where --data has 'cat'",
+        ),
         ({"used": {"mean": [0.5] * 3, "std": [0.5] * 3}}, "give --mean 0.5 0.5 0.5"),
         ({"arch": "mine:net"}, "no file of weights has code run"),
         ({"model": None}, "no checkpoint of a run"),

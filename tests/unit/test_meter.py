@@ -122,6 +122,21 @@ def test_paused_time_is_not_counted() -> None:
     assert meter.pause() is None, "a time without a sample is no window"
 
 
+def test_a_checkpoint_that_the_clock_goes_on_through_is_in_the_rate() -> None:
+    """It is a pause still, and no time of training."""
+    meter, clock = meter_of()
+    meter.resume(0)
+    train(meter, clock, 4)
+    with meter.pause_for("checkpoint"):
+        clock.sleep(3)
+    meter.goes_on(1)
+    train(meter, clock, 1)
+    found = [(w.samples, w.seconds, w.epoch) for w in meter.windows]
+    assert found == [(40, 2.0, 0), (10, 3.5, 1)]
+    assert meter.pauses == {"checkpoint": 3.0}
+    assert meter.result()["active_s"] == 2.5
+
+
 def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
     return [
         RateWindow(
