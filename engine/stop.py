@@ -70,15 +70,17 @@ class StopRequest:
             self._may_give_up = False
 
     def _hear(self, number: int, _frame: object) -> None:
-        if self.gives_up and self._may_give_up:
-            raise Asked
         if self.signal is None:
             self.signal = SIGNALS[signal.Signals(number)]
             self._heard_s = time.monotonic()
             later = f"Ctrl-C {ECHO_S:.0f} s from now or later ends without a checkpoint"
             if int(os.environ.get("RANK", 0)) == 0:  # once, and not on every rank
                 say(f"stopping after this step; {later}")
-        elif number == signal.SIGINT and time.monotonic() - self._heard_s > ECHO_S:
+        if self.gives_up and self._may_give_up:
+            # at the first signal, too: the watch, a thread, has heard it while this one hung in a library
+            raise Asked
+        is_echo = time.monotonic() - self._heard_s <= ECHO_S
+        if number == signal.SIGINT and not is_echo:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_DFL)  # closing may hang too
             if int(os.environ.get("RANK", 0)) == 0:

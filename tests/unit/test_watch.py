@@ -198,6 +198,16 @@ def test_ranks_that_may_be_slow(monkeypatch: pytest.MonkeyPatch, where: str) -> 
     assert not codes
 
 
+def test_first_signal_heard_after_the_watch(capfd: pytest.CaptureFixture[str]) -> None:
+    """The main thread hung in a library: it gives up its wait, and the run still says why it ends."""
+    request = StopRequest()
+    with request.listening(), pytest.raises(Asked), request.may_give_up():
+        request.gives_up = True
+        os.kill(os.getpid(), signal.SIGINT)
+    assert request.signal == signal.SIGINT
+    assert "stopping after this step" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_that_act_as_sigterm(number: signal.Signals) -> None:
     request = StopRequest()
