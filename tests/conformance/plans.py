@@ -156,14 +156,15 @@ def by_id(rows: Rows) -> dict[int, tuple[str, ...]]:
     return found
 
 
+def columns_of(rows: Rows) -> list[Array]:
+    """Return what each sample has a row of. A key is the micro-batch's, and no sample's."""
+    names = (field.name for field in fields(Rows))
+    found = (getattr(rows, name) for name in names if name not in ("canvas", "keys"))
+    return [column for column in found if column is not None]
+
+
 def _numbers(rows: Rows, i: int) -> tuple[str, ...]:
-    # a key is the micro-batch's, and no sample's
-    columns = [
-        getattr(rows, field.name)
-        for field in fields(Rows)
-        if field.name not in ("canvas", "keys")
-    ]
-    return tuple(repr(column[i].tolist()) for column in columns if column is not None)
+    return tuple(repr(column[i].tolist()) for column in columns_of(rows))
 
 
 def epoch_of(
@@ -289,21 +290,3 @@ def checksum(arrays: Iterable[Any]) -> float:
     """Return one number that any change of any number of the arrays, or of their order, changes."""
     numbers = np.concatenate([np.ravel(array).astype(np.float64) for array in arrays])
     return float(numbers @ (np.arange(len(numbers)) % 97 + 1))
-
-
-def arrays_of(batches: Iterable[Rows]) -> list[Any]:
-    """Return all numbers of batches but their 64-bit keys, which have golden values of their own."""
-    names = [
-        "ids",
-        "regions",
-        "windows",
-        "sizes",
-        "turns",
-        "valid",
-        "frames",
-        "ops",
-        "places",
-        "exif",
-    ]
-    each = [getattr(rows, name) for rows in batches for name in names]
-    return [array for array in each if array is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,8 @@ def test_a_plan_draws_what_it_drew_in_a_run_of_last_year(name: str) -> None:
         for training in (True, False)
         for rows in PLANS[name](40, batch_size=8, training=training).rows(1, 0)
     ]
-    found = plans.checksum(plans.arrays_of(drawn))
+    columns = [column for rows in drawn for column in plans.columns_of(rows)]
+    # the 64-bit ones have golden values of their own
+    found = plans.checksum(one for one in columns if one.dtype != np.uint64)
     assert found == pytest.approx(GOLDEN[name], rel=1e-9)
     assert not any(rows.turns.any() for rows in drawn[-5:]), "nothing of it is random"
