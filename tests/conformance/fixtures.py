@@ -136,11 +136,8 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Scene:
             tmp_path_factory.mktemp("coco"), splits={"train2017": 40}, size=(240, 320)
         )
     cache = tmp_path_factory.mktemp("manifests")
-    manifest: Any = open_coco(folder, "train", keypoints=False, cache=cache)
-    paths = [Path(os.fsdecode(manifest.path(i))) for i in range(len(manifest))]
-    contents = tuple(path.read_bytes() for path in paths)
-    names = tuple(path.stem for path in paths)
-    return Scene(folder=folder, manifest=manifest, bytes_of=contents, names=names)
+    columns = open_coco(folder, "train", keypoints=False, cache=cache)
+    return Scene.of(folder, columns)
 
 
 @pytest.fixture

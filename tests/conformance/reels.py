@@ -62,19 +62,7 @@ class Reel(Scene):
 def filmed(data: Path, cache: Path, frames: int) -> Reel:
     """A scene of a folder that is there already; `frames` of a clip."""
     videos = open_videos(data, cache=cache, workers=2)
-    assert videos.rejected == 0, (videos.folder / "rejected.txt").read_text()
-    paths = [Path(os.fsdecode(videos.path(sample))) for sample in range(len(videos))]
-    contents, names = (
-        tuple(path.read_bytes() for path in paths),
-        tuple(path.stem for path in paths),
-    )
-    return Reel(
-        folder=data.resolve(),
-        manifest=videos,
-        bytes_of=contents,
-        names=names,
-        frames=frames,
-    )
+    return Reel.of(data, videos, frames=frames)
 
 
 def quick(folder: Path, count: int = 42) -> Reel:

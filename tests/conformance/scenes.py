@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -126,6 +126,19 @@ class Scene:
     bytes_of: tuple[bytes, ...]
     names: tuple[str, ...]
 
+    @classmethod
+    def of(cls, folder: Path, manifest: Any, **more: Any) -> Self:
+        """Read the files of a manifest, of which the scan has left out none."""
+        assert manifest.rejected == 0, (manifest.folder / "rejected.txt").read_text()
+        paths = [Path(os.fsdecode(manifest.path(i))) for i in range(len(manifest))]
+        return cls(
+            folder=folder.resolve(),
+            manifest=manifest,
+            bytes_of=tuple(path.read_bytes() for path in paths),
+            names=tuple(path.stem for path in paths),
+            **more,
+        )
+
     @property
     def samples(self) -> int:
         return len(self.bytes_of)
@@ -190,18 +203,7 @@ def scene(folder: Path, files: Mapping[str, bytes], classes: int = 3) -> Scene:
 
 
 def scanned(data: Path, cache: Path) -> Scene:
-    manifest = open_folder(data, cache=cache)
-    assert manifest.rejected == 0, (manifest.folder / "rejected.txt").read_text()
-    paths = [
-        Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))
-    ]
-    contents, names = (
-        tuple(path.read_bytes() for path in paths),
-        tuple(path.stem for path in paths),
-    )
-    return Scene(
-        folder=data.resolve(), manifest=manifest, bytes_of=contents, names=names
-    )
+    return Scene.of(data, open_folder(data, cache=cache))
 
 
 def ramps() -> dict[str, bytes]:
