@@ -50,7 +50,9 @@ def windows_are_the_plans(
     epoch: int = 0,
     tolerance: float = WINDOW_TOLERANCE,
 ) -> None:
-    """Read windows and flips back from the pixels of `scenes.ramps`."""
+    """Read windows and flips back from the pixels of `scenes.ramps`, whose blue names the file; of
+    `reels.ruled` also the frame.
+    """
     found, flips = passed(open_, feed, epoch), []
     expected = list(feed.plan.rows(epoch, 0))
     at = 0
@@ -59,7 +61,11 @@ def windows_are_the_plans(
             if rows.valid[i]:
                 sample = int(rows.ids[i])
                 window = np.tile(rows.regions[i, :2], 2) + rows.windows[i]
-                for _, levels in shown(found.levels[at], rows, i):
+                for frame, levels in shown(found.levels[at], rows, i):
+                    blue, its = float(levels[..., 2].mean()), scene.blue(sample, frame)
+                    assert abs(blue - its) < BLUE_TOLERANCE, (
+                        f"{scene.names[sample]} has another's blue: {blue:.1f} is not {its}"
+                    )
                     fit = fitted(
                         levels,
                         int(scene.manifest.height[sample]),
@@ -75,23 +81,6 @@ def windows_are_the_plans(
                 flips.append(fit.flipped)
             at += 1
     assert not trains(feed) or {True, False} == set(flips)
-
-
-def pixels_are_the_samples_own(open_: Open, feed: Feed, scene: Scene) -> None:
-    """The constant blue of `scenes.ramps` names the file that the pixels came from; of `reels.ruled` also the
-    frame.
-    """
-    found, expected = passed(open_, feed), list(feed.plan.rows(0, 0))
-    for at in np.flatnonzero(found.real):
-        rows, i = expected[at // feed.plan.batch_size], int(at % feed.plan.batch_size)
-        for frame, levels in shown(found.levels[at], rows, i):
-            blue, its = (
-                float(levels[..., 2].mean()),
-                scene.blue(int(found.ids[at]), frame),
-            )
-            assert abs(blue - its) < BLUE_TOLERANCE, (
-                f"{scene.names[found.ids[at]]} has another's blue: {blue:.1f} is not {its}"
-            )
 
 
 def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:

@@ -32,9 +32,6 @@ def of_images(
     return {
         "rows": lambda open_: checks.rows_are_the_plans(open_, few),
         "windows": lambda open_: checks.windows_are_the_plans(open_, ramp, ramps),
-        "own pixels": lambda open_: checks.pixels_are_the_samples_own(
-            open_, ramp, ramps
-        ),
         "pixels": lambda open_: epoch_is_the_plans(
             open_, photographs.feed(image_size=64), photographs, 0.5
         ),
@@ -47,7 +44,7 @@ FAULTS: dict[type[Plain], tuple[str, ...]] = {
     plants.OnePixelOff: ("windows", "pixels"),
     plants.NoTurns: ("windows", "pixels"),
     plants.NeighboursLabel: ("rows",),
-    plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
+    plants.NeighboursPixels: ("windows", "pixels"),
     plants.WrongPlace: ("resume",),
     plants.NeighbourInstead: ("damage",),
     plants.Brighter: ("pixels", "damage"),

@@ -21,15 +21,11 @@ def test_ids_labels_and_padding(
     checks.rows_are_the_plans(any_backend.open, feed)
 
 
-def test_windows_and_flips_of_training(backend: Backend, ruled: Scene) -> None:
+def test_windows_flips_and_own_pixels_of_training(
+    backend: Backend, ruled: Scene
+) -> None:
     feed = ruled.feed(backend.device, batch_size=6, image_size=64)
     for epoch in (0, 1):
         checks.windows_are_the_plans(
             backend.open, feed, ruled, epoch, backend.edge_difference
         )
-
-
-def test_pixels_are_the_samples_own(backend: Backend, ruled: Scene) -> None:
-    checks.pixels_are_the_samples_own(
-        backend.open, ruled.feed(backend.device, batch_size=5), ruled
-    )
