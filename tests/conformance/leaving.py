@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
 
-from benchmarks.soak import host_mib, slope
+from benchmarks import soak
 from contracts import Feed
-from report.hardware import device_gib
 from tests.conformance.scenes import Open
 from tests.left import left_after
 
@@ -74,40 +71,25 @@ def nothing_is_left(
     assert not left_after(within_s, lambda: Traces.now(temporary).beyond(before))
 
 
-def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float]]:
-    """name -> (reading, most that an epoch may add)."""
-    process = psutil.Process()
-    found: dict[str, tuple[Callable[[], float], float]] = {
-        "host MiB": (host_mib, MIB_AN_EPOCH),
-        "open files": (process.num_fds, 0.0),
-        "threads": (process.num_threads, 0.0),
-        "processes": (lambda: len(process.children(recursive=True)), 0.0),
-    }
-    if device.type == "cuda":
-        found["device MiB"] = (lambda: 1024 * (device_gib(device) or 0.0), MIB_AN_EPOCH)
-    return found
-
-
 def epochs_are_flat(
     open_: Open, feed: Feed, attempts: int = ATTEMPTS
 ) -> dict[str, float]:
     """Return what an epoch adds: nothing in one of `attempts` windows, for allocators settle slowly."""
-    readings = measures(feed.device)
     with open_(feed) as loader:
         epoch = 0
         for _ in range(WARM_EPOCHS):
             epoch = _pass(loader, epoch)
         for _ in range(attempts):
-            values: dict[str, list[float]] = {name: [] for name in readings}
+            values: dict[str, list[float]] = {}
             for _ in range(EPOCHS):
                 epoch = _pass(loader, epoch)
-                for name, (read, _limit) in readings.items():
-                    values[name].append(read())
-            growth = {name: slope(value) for name, value in values.items()}
+                for name, value in soak.reading(feed.device).items():
+                    values.setdefault(name, []).append(value)
+            growth = {name: soak.slope(value) for name, value in values.items()}
             grown = {
                 name: value
                 for name, value in growth.items()
-                if value > readings[name][1]
+                if value > (MIB_AN_EPOCH if name in soak.MIB else 0.0)
             }
             if not grown:
                 return growth

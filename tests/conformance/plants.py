@@ -179,12 +179,6 @@ class Leaks:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def stage_seconds(self, *, anew: bool = False) -> StageSeconds:
-        return self.inner.stage_seconds(anew=anew)
-
-    def awaited(self) -> str:
-        return ""
-
     def close(self) -> None:
         self.inner.close()
         for file in self.files:

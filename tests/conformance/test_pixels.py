@@ -13,7 +13,7 @@ from plan.images import Growth
 from tests.conformance import checks
 from tests.conformance.looking import passed, torchvision_levels
 from tests.conformance.placed import epoch_is_the_plans
-from tests.conformance.scenes import NO_FILES, Backend, Scene
+from tests.conformance.scenes import Backend, Scene
 
 _transformed: dict[str, np.ndarray] = {}
 
@@ -98,13 +98,8 @@ def test_images_that_grow_are_those_of_their_size(
                 ):
                     assert batch.images.shape[2:] == ((64, 64) if epoch else (40, 40))
                     assert batch.ids.tolist() == expected.ids.tolist()
-                    if any_backend.name not in NO_FILES:
-                        apart = (
-                            (batch.images - expected.images).abs().float().mean()
-                            * 255
-                            * 0.23
-                        )
-                        assert apart <= any_backend.repeat_difference
+                    apart = (batch.images - expected.images).abs().float().mean()
+                    assert apart * 255 * 0.23 <= any_backend.repeat_difference
 
 
 def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) -> None:
