@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -21,54 +21,24 @@ MIB_AN_EPOCH = 0.5
 WARM_EPOCHS, EPOCHS, ATTEMPTS = 4, 10, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Traces:
-    """What this process holds."""
-
-    children: frozenset[int]
-    threads: frozenset[str]  # names of ours
-    os_threads: int  # of all, DALI's and PyTorch's too
-    files: int  # open descriptors
-    temporary: frozenset[str]
-
-    @staticmethod
-    def now(temporary: Path) -> Traces:
-        process = psutil.Process()
-        return Traces(
-            children=frozenset(child.pid for child in process.children(recursive=True)),
-            threads=frozenset(
-                thread.name
-                for thread in threading.enumerate()
-                if thread.name.startswith("saturate")
-            ),
-            os_threads=process.num_threads(),
-            files=process.num_fds(),
-            temporary=frozenset(os.listdir(temporary)),
-        )
-
-    def beyond(self, before: Traces) -> list[str]:
-        return [
-            *(f"child process {pid}" for pid in self.children - before.children),
-            *(f"thread {name}" for name in self.threads - before.threads),
-            *(
-                [f"{self.os_threads - before.os_threads} threads more"]
-                if self.os_threads > before.os_threads
-                else []
-            ),
-            *(
-                [f"{self.files - before.files} open files more"]
-                if self.files > before.files
-                else []
-            ),
-            *(f"temporary {name}" for name in self.temporary - before.temporary),
-        ]
+def traces(temporary: Path) -> Counter[str]:
+    """Count what this process holds: by name, but for open files, and threads of libraries."""
+    process = psutil.Process()
+    ours = [one for one in threading.enumerate() if one.name.startswith("saturate")]
+    named = [
+        *(f"child process {child.pid}" for child in process.children(recursive=True)),
+        *(f"thread {thread.name}" for thread in ours),
+        *(f"temporary {name}" for name in os.listdir(temporary)),
+    ]
+    counts = {"threads": process.num_threads(), "open files": process.num_fds()}
+    return Counter(named) + Counter(counts)
 
 
 def nothing_is_left(
-    before: Traces, temporary: Path, within_s: float = WITHIN_S
+    before: Counter[str], temporary: Path, within_s: float = WITHIN_S
 ) -> None:
     """Waits for what ends on its own within that time."""
-    assert not left_after(within_s, lambda: Traces.now(temporary).beyond(before))
+    assert not left_after(within_s, lambda: [*(traces(temporary) - before)])
 
 
 def epochs_are_flat(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import checks, pictures, plants, scenes
-from tests.conformance.leaving import Traces, epochs_are_flat, nothing_is_left
+from tests.conformance.leaving import epochs_are_flat, nothing_is_left, traces
 from tests.conformance.placed import epoch_is_the_plans
 from tests.conformance.plants import Plain
 from tests.conformance.scenes import Backend, Scene, scene
@@ -68,7 +68,7 @@ def test_what_is_left_is_seen(
     leave: Callable[[], plants.Tidy], temporary: Path
 ) -> None:
     gc.collect()  # else files of the tests before are closed meanwhile, and hide one that is left
-    before = Traces.now(temporary)
+    before = traces(temporary)
     tidy = leave()
     try:
         assert checks.raises(nothing_is_left, before, temporary, within_s=0.3)
