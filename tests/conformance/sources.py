@@ -29,11 +29,10 @@ from PIL import Image
 from contracts import FileSource, Source, Split, UserError
 from dataset.stores import SourceModule, folder, lmdb
 from dataset.stores import list as image_list
-from tests.conformance import toy
 from tests.unit.folders import fill
 
 DELAY_S = 0.05
-TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb, toy)
+TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb)
 """What mypy holds against the protocol."""
 Files = Mapping[str, bytes]
 """class/name -> bytes."""
@@ -44,14 +43,6 @@ class Layout:
     write: Callable[[Path, str, Files], object]
     lose: Callable[[Any, int], object]
     whole: bool = False  # it is one file, and a change of it is one of all samples
-
-
-def write_toy(data: Path, split: str, files: Files) -> None:
-    """Keep the files in memory, under the name that a small file stands for."""
-    fill(data, {f"{split}.toy": b"toy"})
-    toy.STORED[data.resolve(), split] = {
-        os.fsencode(name): content for name, content in files.items()
-    }
 
 
 def write_list(data: Path, split: str, files: Files) -> None:
@@ -196,10 +187,6 @@ LAYOUTS = {
     "arrow": Layout(
         write=write_arrows,
         lose=lambda source, sample: os.unlink(shard_of(source, sample)),
-    ),
-    "toy": Layout(
-        write=write_toy,
-        lose=lambda source, sample: source.stored.pop(source.columns.entry(sample)),
     ),
 }
 """--source -> how its data is written; a source of the table needs a line here."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from dataset.pairs.columns import source_of
 from dataset.stores import SOURCES, SourceModule, source_named
 from loaders import LOADERS, open_loader
 from settings.config import build
-from tests.conformance import scenes, sources, toy
+from tests.conformance import scenes, sources
 from tests.conformance.scenes import Scene
 from tests.conformance.sources import LAYOUTS
 from tests.unit.folders import fill
@@ -32,12 +31,7 @@ WRITTEN["b/two\nlines.jpg"] = WRITTEN.pop("b/small-007.jpg")
 OTHER = {**WRITTEN, "a/small-000.jpg": scenes.small(9)["small-008"]}
 
 
-@pytest.fixture(autouse=True)
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SOURCES, "toy", "tests.conformance.toy")
-
-
-@pytest.fixture(params=sorted({*SOURCES, "toy"}))
+@pytest.fixture(params=sorted(SOURCES))
 def kind(request: pytest.FixtureRequest) -> str:
     return sources.required(request.param)
 
@@ -133,10 +127,10 @@ def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> No
 
 
 def test_what_no_source_is_chosen_for(tmp_path: Path) -> None:
-    both = data_set("toy", data_set("folder", tmp_path / "both"))
-    assert opened(both, "toy")["train"].source.files is False
+    both = data_set("tar", data_set("folder", tmp_path / "both"))
+    assert opened(both, "tar")["train"].source.files is False
     with pytest.raises(
-        UserError, match="choose one with --source folder or --source toy"
+        UserError, match="choose one with --source folder or --source tar"
     ):
         opened(both, "auto")
     # one of shards is no folder of images; but one of images alone is, as detection has them
@@ -145,11 +139,26 @@ def test_what_no_source_is_chosen_for(tmp_path: Path) -> None:
         assert source_named("folder").missing(tmp_path / name, "train") == lacking
 
 
-def held(columns: Any, folder: Source) -> toy.Memory:
-    return toy.Memory(
-        columns,
-        {columns.entry(sample): folder.read(sample) for sample in range(len(columns))},
-    )
+class Held:
+    """The bytes of another source, in memory."""
+
+    files = False
+    read_delay_s = 0.0
+
+    def __init__(self, source: Source) -> None:
+        self.contents = [source.read(sample) for sample in range(len(source))]
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def name(self, sample: int) -> str:
+        return f"sample {sample}"
+
+    def read(self, sample: int) -> bytes:
+        return self.contents[sample]
+
+    def check(self, sample: int, size: int) -> None:
+        assert len(self.contents[sample]) == size
 
 
 def same_batches(open_: scenes.Open, feed: Feed, other: Feed) -> None:
@@ -171,7 +180,7 @@ def test_a_loader_takes_bytes_or_says_which_does(
     """What opens files itself refuses at once; what does not gives the batches that it gives of files."""
     images = "images" in LOADERS[name].media
     feed = (small if images else quick_clips).feed(batch_size=5, training=False)
-    other = replace(feed, source=held(feed.columns, feed.source))
+    other = replace(feed, source=Held(feed.source))
     if LOADERS[name].opens_files:
         with pytest.raises(UserError, match="torchvision" if images else "pyav"):
             open_loader(name, other)
