@@ -23,6 +23,7 @@ from PIL import Image, ImageDraw
 from contracts import Array
 from dataset.coco.columns import Instances
 from dataset.coco.scan import open_coco
+from tests.unit.folders import rejected
 
 CATEGORIES = {1: "person", 3: "box", 5: "triangle"}
 COLOURS = {
@@ -147,9 +148,10 @@ def changed(
 
 def reasons(found: Instances) -> list[str]:
     """rejected.txt without the folder of the data."""
-    lines = (found.folder / "rejected.txt").read_text().splitlines()
-    assert len(lines) == found.rejected
-    return [line.replace(f"{found.root}/", "").replace("\t", ": ") for line in lines]
+    return [
+        line.replace(f"{found.root}/", "").replace("\t", ": ")
+        for line in rejected(found)
+    ]
 
 
 def counts(mask: Array) -> list[int]:

@@ -62,13 +62,16 @@ def samples(split: Split) -> dict[str, tuple[str, bytes]]:
     }
 
 
+def rejected(found: Manifest) -> list[str]:
+    """Return the lines of rejected.txt."""
+    lines = (found.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == found.rejected
+    return lines
+
+
 def left_out(split: Split) -> list[str]:
     """Return the lines of rejected.txt, with names below train/."""
-    lines = (
-        (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    )
-    assert split.columns.rejected == len(lines)
-    return [line.rpartition("/train/")[2] for line in lines]
+    return [line.rpartition("/train/")[2] for line in rejected(split.columns)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -90,11 +93,9 @@ def names(found: Manifest) -> list[str]:
 
 def reasons(found: Manifest) -> dict[str, str]:
     """rejected.txt: relative path -> reason."""
-    lines = (found.folder / "rejected.txt").read_text().splitlines()
-    assert len(lines) == found.rejected
     return {
         path[len(str(found.root)) + 1 :]: why
-        for path, why in (line.split("\t") for line in lines)
+        for path, why in (line.split("\t") for line in rejected(found))
     }
 
 

@@ -13,7 +13,7 @@ from pyarrow import csv
 from contracts import Split, UserError
 from dataset.images.columns import Images
 from dataset.stores import list as image_list
-from tests.unit.folders import JPEG, PNG, fill
+from tests.unit.folders import JPEG, PNG, fill, rejected
 
 WRITTEN = {"train/ant/0.jpg": JPEG, "train/bee/1.jpg": PNG, "other/2.jpg": JPEG}
 
@@ -33,9 +33,7 @@ def paths(split: Split) -> list[str]:
 
 
 def left_out(split: Split) -> list[str]:
-    lines = (split.columns.folder / "rejected.txt").read_text().splitlines()
-    assert len(lines) == split.columns.rejected
-    return [os.path.basename(line) for line in lines]
+    return [os.path.basename(line) for line in rejected(split.columns)]
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "txt"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts import UserError
-from tests.unit.folders import JPEG, fill
+from tests.unit.folders import JPEG, fill, reasons
 from tests.unit.test_splits import Console, names, opened
 from tests.unit.video_files import make
 
@@ -48,18 +48,12 @@ def data(tmp_path: Path, ending: str, content: bytes) -> Path:
     return fill(tmp_path / "data", dict.fromkeys(names, content))
 
 
-def reasons(
-    data: Path, wanted: str, console: Console | None = None
-) -> dict[str, dict[str, str]]:
+def left_out(data: Path, wanted: str) -> dict[str, dict[str, str]]:
     """What is left out of each split: path below the split -> why; two samples are always kept."""
-    found: dict[str, dict[str, str]] = {}
-    for split, one in opened(data, videos=wanted == "video", console=console).items():
+    found = opened(data, videos=wanted == "video")
+    for one in found.values():
         assert len(names(one)) == 2 and one.columns.classes == ("ant", "bee")
-        lines = (one.columns.folder / "rejected.txt").read_text().splitlines()
-        found[split] = dict(
-            line[len(str(data / split)) + 1 :].split("\t") for line in lines
-        )
-    return found
+    return {split: reasons(one.columns) for split, one in found.items()}
 
 
 def test_what_the_storage_puts_there_is_no_class(
@@ -70,7 +64,7 @@ def test_what_the_storage_puts_there_is_no_class(
         fill(data / split, {f"{place}/thumb{ending}": content for place in places})
     kept = {place.removesuffix("/0").removesuffix("/S-1-5") for place in places}
     wrong = dict.fromkeys(kept, "belongs to the storage, and not to the data")
-    assert reasons(data, wanted) == dict.fromkeys(SPLITS, wrong)
+    assert left_out(data, wanted) == dict.fromkeys(SPLITS, wrong)
 
 
 def test_links_to_storage_that_is_not_there(
@@ -81,7 +75,7 @@ def test_links_to_storage_that_is_not_there(
     (data / "train" / "cat").symlink_to(away)
     (data / "val" / "bee" / f"1{ending}").symlink_to(away / f"0{ending}")
     broken = {"train": {"cat": "broken link"}, "val": {f"bee/1{ending}": "broken link"}}
-    assert reasons(data, wanted) == broken
+    assert left_out(data, wanted) == broken
     fill(away, {f"0{ending}": content})
     found = opened(data, videos=wanted == "video", rescan=True)
     assert found["train"].columns.classes == ("ant", "bee", "cat")
@@ -97,7 +91,7 @@ def test_loose_files_are_named(
             data / split,
             {**loose, "README.txt": b"text", "labels.csv": b"", ".DS_Store": b""},
         )
-    assert reasons(data, wanted) == dict.fromkeys(
+    assert left_out(data, wanted) == dict.fromkeys(
         SPLITS, dict.fromkeys(loose, "lies in no class folder")
     )
 
@@ -108,13 +102,13 @@ def test_an_empty_class_folder_is_a_note(
     for split in SPLITS:
         (data / split / "cat" / "deep").mkdir(parents=True)
     said = {"image": "class without an image", "video": "class without a video"}[wanted]
-    assert reasons(data, wanted) == {split: {"cat": said} for split in SPLITS}
+    assert left_out(data, wanted) == {split: {"cat": said} for split in SPLITS}
     fill(data / "val" / "cat" / "deep", {f"0{ending}": content})
     with pytest.raises(
         UserError,
         match=r"class folder 'cat' \(1 such\), which is none of the 2 classes",
     ):
-        reasons(data, wanted)
+        left_out(data, wanted)
 
 
 @pytest.mark.parametrize("split", SPLITS)
