@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from contracts import Rows
 from plan import clips
 from plan.clips import ClipPlan
-from plan.draws import Purpose, uniforms
-from plan.windows import crop_of_resized, resized
 from tests.conformance.plans import Videos, clip_policy
 
 
@@ -53,20 +51,6 @@ def test_a_clip_by_time_has_the_nearest_frames(
     wanted = pts[start] + np.arange(count) * step
     nearest = np.abs(pts[:, None] - wanted).argmin(axis=0)  # the first of several
     assert clip.tolist() == nearest.tolist()
-
-
-@pytest.mark.parametrize(("height", "width"), [(90, 160), (40, 30)])
-def test_a_window_is_a_random_square_of_a_random_side(height: int, width: int) -> None:
-    draws = uniforms(0, 0, Purpose.WINDOW, np.arange(6), clips.UNIFORMS)
-    h, w = np.full(6, height), np.full(6, width)
-    new_h, new_w = resized(h, w, np.rint(52 + 12 * draws[:, 0]).astype(int))
-    left = np.floor(draws[:, 1] * (new_w - 47))
-    top = np.floor(draws[:, 2] * (new_h - 47))
-    crops = np.stack([left, top, left + 48, top + 48], axis=1)
-    found = clips.random_window(h, w, draws, shorter=(52, 64), crop=48)
-    wanted = crop_of_resized(h, w, new_h, new_w, crops)
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_views_are_clips_times_crops() -> None:

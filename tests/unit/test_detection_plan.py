@@ -7,13 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contracts import UserError
 from models import Native
 from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.order import grouped, order
 from settings.augmentation import AugmentationSettings
 from settings.detection import Detection
 from tasks._plans import detection_policies
@@ -29,34 +27,8 @@ LSJ = DetectionPolicy(augment="lsj", size=1024, longer=1333, flip=0.5)
 SSD = DetectionPolicy(augment="ssd", size=300, flip=0.5)
 
 
-def plan(
-    n: int,
-    *,
-    policy: DetectionPolicy = FLIP,
-    seed: int = 3,
-    batch_size: int = 4,
-    **numbers: Any,
-) -> DetectionPlan:
-    return DetectionPlan(boxed(n), policy, seed=seed, batch_size=batch_size, **numbers)
-
-
-@pytest.mark.parametrize("keep_empty", [False, True])
-def test_training_rows_are_the_grouped_order(keep_empty: bool) -> None:
-    source = boxed(61)
-    used = np.arange(61) if keep_empty else source.with_boxes
-    ids = used[order(3, 2, len(used))]
-    ids = ids[
-        grouped(
-            *FLIP.outputs(3, 2, ids, source.height[ids], source.width[ids]).T,
-            seed=3,
-            epoch=2,
-        )
-    ]
-    mine = plan(61, keep_empty=keep_empty, batch_size=1)
-    assert (
-        mine.samples == len(used)
-        and [int(row.ids[0]) for row in mine.rows(2, 0)] == ids.tolist()
-    )
+def plan(n: int, **numbers: Any) -> DetectionPlan:
+    return DetectionPlan(boxed(n), FLIP, seed=3, batch_size=n, **numbers)
 
 
 def test_the_largest_shape_holds_every_batch() -> None:
@@ -106,8 +78,7 @@ def test_mistakes_are_one_line(make: Callable[[], Any], said: str) -> None:
 
 
 def test_validation_is_by_size() -> None:
-    val = plan(61, policy=replace(FLIP, flip=0.0), training=False, batch_size=61)
-    sizes = val.rows(0, 0)[0].sizes.tolist()
+    sizes = plan(61, training=False).rows(0, 0)[0].sizes.tolist()
     assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), (
         "upright ones last"
     )
