@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,97 +27,48 @@ from loaders.videos._worker import (
 from loaders.videos.exact import exact, sort_of
 from loaders.videos.pyav import Pyav
 from plan.bundles import some
+from plan.clips import ClipPlan, ClipPolicy
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import number
 
 T, SIZE, BATCH = 5, 64, 4
 
 
-@dataclass(frozen=True)
-class Clips:
-    """contracts.Plan: two clips of every sample, shown whole, in batches of BATCH; epochs differ in their
-    frames.
-    """
+class Clips(ClipPlan):
+    """A clip of every video, then another one of each, shown whole, `crops` times; epochs differ in their frames."""
 
-    videos: Any
-    views: int = 1
-    batch_size: int = BATCH
-    image_size: int = SIZE
-    resident: int = 1
-    filled: bool = True
-    operates: bool = False
-    transposes: bool = False
-    ordering: str = "as they are"
-    upscale: int = 0
-    first_epochs: tuple[int, ...] = (0,)
-    sample_shape: tuple[int, ...] = (3, T, SIZE, SIZE)
+    def ordered(self, epoch: int) -> np.ndarray:
+        items = ClipPlan.ordered(self, epoch).reshape(len(self.columns), 2, -1)
+        return items.swapaxes(0, 1).ravel()
 
-    @property
-    def same_frames(self) -> int:
-        return self.views
-
-    @property
-    def samples(self) -> int:
-        return 2 * len(self.videos) * self.views
-
-    @property
-    def global_batch_size(self) -> int:
-        return self.batch_size
-
-    def rows(self, epoch: int, first: int) -> list[Rows]:
+    def frame(self, epoch: int, ids: np.ndarray, views: np.ndarray) -> dict[str, Any]:
         draws = np.random.default_rng(epoch)
-        ids = np.tile(np.repeat(np.arange(len(self.videos)), self.views), 2)
-        frames = np.array(
-            [
-                draws.integers(0, self.videos.count[i] - T) + np.arange(T)
-                for i in ids[:: self.views]
-            ]
-        ).repeat(self.views, axis=0)
-        flips = draws.random(len(ids)) < 0.5
-        return [
-            self._batch(*(column[at : at + BATCH] for column in (ids, frames, flips)))
-            for at in range(first, len(ids), BATCH)
-        ]
-
-    def _batch(self, ids: np.ndarray, frames: np.ndarray, flips: np.ndarray) -> Rows:
-        valid = np.arange(BATCH) < len(ids)
-        ids, frames, flips = (
-            np.resize(column, (BATCH, *column.shape[1:]))
-            for column in (ids, frames, flips)
-        )
-        zero, width, height = (
-            np.zeros(BATCH),
-            self.videos.width[ids],
-            self.videos.height[ids],
-        )
-        whole = np.stack([zero, zero, width, height], axis=1)
-        return Rows(
-            ids=np.where(valid, ids, -1),
-            regions=whole.astype(np.int64),
-            windows=whole,
-            sizes=np.full((BATCH, 2), SIZE),
-            turns=flips.astype(np.uint8),
-            valid=valid,
-            frames=frames,
-        )
-
-    def steps(self, first: int = 0) -> int:
-        return len(self.rows(0, first))
+        starts = draws.random((len(self.columns), self.policy.clips))
+        flips = draws.random((len(self.columns), self.views)) < 0.5
+        clips = views // self.policy.crops
+        begin = starts[ids, clips] * (self.columns.count[ids] - T)
+        heights, widths = self._stored(ids)
+        whole = np.stack([0 * widths, 0 * heights, widths, heights], axis=1)
+        return {
+            "regions": whole.astype(np.int64),
+            "windows": whole.astype(np.float64),
+            "turns": flips[ids, views].astype(np.uint8),
+            "frames": begin.astype(np.int64)[:, None] + np.arange(T),
+        }
 
 
-def feed(videos: Any, workers: int = 2, **changes: Any) -> Feed:
+def feed(videos: Any, views: int = 1) -> Feed:
     def targets(rows: Rows) -> dict[str, np.ndarray]:
         return {"labels": np.where(rows.valid, rows.ids, -1)}
 
-    source = Folder(videos)
-    plan = Clips(videos, **changes)
+    policy = ClipPolicy(frames=T, image_size=SIZE, resize=SIZE, clips=2, crops=views)
     return Feed(
-        plan=plan,
-        source=source,
+        plan=Clips(videos, policy, seed=0, batch_size=BATCH, training=False),
+        source=Folder(videos),
         columns=videos,
         targets=targets,
         device=torch.device("cpu"),
-        workers=workers,
+        workers=2,
     )
 
 

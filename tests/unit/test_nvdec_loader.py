@@ -51,7 +51,7 @@ def test_every_clip_of_every_kind(made: Made, beside: bool, views: int) -> None:
         assert refused <= {"h264 in mp4, edit list, refused"}, (
             "clips of two parts of h264-parts.mp4"
         )
-        assert loading.counts.delivered == 2 * given.plan.samples * T
+        assert loading.counts.delivered == 4 * views * len(made.videos) * T
         seconds = loading.stage_seconds()
         assert {"idle", "read", "decode", "resize", "clips"} <= seconds.keys()
         assert loading.counts.decoded > loading.counts.delivered // views // 2

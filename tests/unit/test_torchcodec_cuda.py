@@ -62,4 +62,4 @@ def test_every_clip_of_every_kind(made: Made, views: int) -> None:
         told = loading.counts.fallbacks
         assert not [sort for sort in told if "refused" in sort], loading.counts.refusals
         assert sum(told.values()) == 4 * views * (~able).sum()
-        assert loading.counts.delivered == 2 * given.plan.samples * T
+        assert loading.counts.delivered == 4 * views * len(made.videos) * T
