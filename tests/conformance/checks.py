@@ -126,30 +126,26 @@ def resumes_at(
                 left = n - first
                 count = left // batch_size * batch_size if trains(feed) else left
                 assert np.count_nonzero(tail.real) == count
-                same_samples(tail, 0, whole, first, tolerance)
+                same_samples(tail, whole, first, tolerance)
             assert not list(loader.batches(epoch, n))
 
 
-def same_samples(
-    tail: Seen, at: int, whole: Seen, first: int, tolerance: float
-) -> None:
-    """Compare `tail` from `at` with `whole` from `first`, as far as both reach: each drops another tail."""
-    count = min(int(tail.real.sum()) - at, int(whole.real.sum()) - first)
+def same_samples(tail: Seen, whole: Seen, first: int, tolerance: float) -> None:
+    """Compare `tail` with `whole` from `first`, as far as both reach: each drops another tail."""
+    count = min(int(tail.real.sum()), int(whole.real.sum()) - first)
     assert count > 0
     for name in ("ids", "labels", "valid"):
         np.testing.assert_array_equal(
-            getattr(tail, name)[at : at + count],
+            getattr(tail, name)[:count],
             getattr(whole, name)[first : first + count],
             err_msg=name,
         )
     if tolerance == 0:
         np.testing.assert_array_equal(
-            tail.raw[at : at + count], whole.raw[first : first + count]
+            tail.raw[:count], whole.raw[first : first + count]
         )
     else:
-        apart = difference(
-            tail.levels[at : at + count], whole.levels[first : first + count]
-        )
+        apart = difference(tail.levels[:count], whole.levels[first : first + count])
         assert apart.max() <= tolerance, f"{apart.max():.2f} grey levels apart"
 
 

@@ -72,16 +72,14 @@ def difference(levels: Array, reference: Array) -> Array:
     return np.asarray(apart.mean(axis=1))
 
 
-def torchvision_levels(
-    content: bytes, size: int, interpolation: str = "bilinear"
-) -> Array:
-    """uint8 [size, size, 3] by torchvision's own transforms on Pillow's pixels."""
+def torchvision_levels(content: bytes, interpolation: str = "bilinear") -> Array:
+    """uint8 [224, 224, 3] by torchvision's own transforms on Pillow's pixels."""
     from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
     pixels = pictures.pil(content)
     assert pixels is not None
-    resize = Resize(round(size * 256 / 224), InterpolationMode(interpolation))
-    return np.asarray(Compose([resize, CenterCrop(size)])(Image.fromarray(pixels)))
+    resize = Resize(256, InterpolationMode(interpolation))
+    return np.asarray(Compose([resize, CenterCrop(224)])(Image.fromarray(pixels)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,7 @@ class Reel(Scene):
 
     frames: int
 
-    def plan(
-        self, image_size: int, window: str, *, batch_size: int, training: bool
-    ) -> EpochPlan:
-        assert not window, (
-            "clips have one kind of window to train on, and one to validate"
-        )
+    def plan(self, image_size: int, *, batch_size: int, training: bool) -> EpochPlan:
         resize = round(image_size * 256 / 224)
         policy = ClipPolicy(
             frames=self.frames,

@@ -155,16 +155,13 @@ class Scene:
         training: bool = True,
         workers: int = 2,
         delay_s: float = 0.0,
-        window: str = "",
         **changes: Any,
     ) -> Feed:
         """What train.py would give a loader, with windows and flips drawn (training) or the centre crop
         (validation).
         """
         fields: dict[str, Any] = {
-            "plan": self.plan(
-                image_size, window, batch_size=batch_size, training=training
-            ),
+            "plan": self.plan(image_size, batch_size=batch_size, training=training),
             "source": Folder(self.manifest, delay_s),
             "columns": self.manifest,
             "targets": Classification(self.manifest.label).targets,
@@ -174,12 +171,9 @@ class Scene:
         }
         return Feed(**(fields | changes))
 
-    def plan(
-        self, image_size: int, window: str, *, batch_size: int, training: bool
-    ) -> EpochPlan:
-        """`window` as in ImagePolicy, "" = the usual one."""
+    def plan(self, image_size: int, *, batch_size: int, training: bool) -> EpochPlan:
         policy = ImagePolicy(
-            window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
+            window="random-resized" if training else "center",
             image_size=image_size,
             resize=round(image_size * 256 / 224),
             flip=0.5 if training else 0.0,

@@ -23,7 +23,7 @@ def transformed(of: Scene) -> np.ndarray:
     key = str(of.folder)
     if key not in _transformed:
         _transformed[key] = np.stack(
-            [torchvision_levels(content, 224) for content in of.bytes_of]
+            [torchvision_levels(content) for content in of.bytes_of]
         )
     return _transformed[key]
 
@@ -69,10 +69,7 @@ def test_interpolations_are_the_references(
         ),
     )
     expected = np.stack(
-        [
-            torchvision_levels(content, 224, interpolation)
-            for content in samples.bytes_of
-        ]
+        [torchvision_levels(content, interpolation) for content in samples.bytes_of]
     )
     apart = checks.close(found, expected, samples.names, backend.pixel_difference)
     assert np.mean(list(apart.values())) <= (3 if backend.decodes_on_gpu else 0.3)

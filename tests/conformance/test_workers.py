@@ -20,4 +20,4 @@ def test_a_sample_is_the_same_in_batches_of_any_size_by_any_number_of_workers(
         )
         found = passed(backend.open, feed)
         assert len(found.ids) == quick.samples // batch_size * batch_size
-        checks.same_samples(found, 0, whole, 0, backend.repeat_difference)
+        checks.same_samples(found, whole, 0, backend.repeat_difference)

@@ -60,7 +60,7 @@ def test_validation_gives_its_memory_back(
         assert after[0] <= before[0] + KEPT_MIB
         assert max(after) <= after[0] + SLACK_MIB
         again = seen(next(iter(loader.batches(0, 0))), feed)
-        checks.same_samples(again, 0, kept, 0, backend.repeat_difference)
+        checks.same_samples(again, kept, 0, backend.repeat_difference)
 
 
 def test_a_closed_loader_that_somebody_holds_holds_nothing(

@@ -16,8 +16,6 @@ def columns(
     sizes: Sequence[tuple[int, int]],
     boxes: Sequence[Sequence[tuple[float, float, float, float]]],
     *,
-    keypoints: Array | None = None,
-    mirror: Sequence[int] = (),
     runs: Sequence[Array] | None = None,
 ) -> SimpleNamespace:
     """Make the columns of images of `sizes`, height and width, with boxes x y width height each.
@@ -46,6 +44,5 @@ def columns(
         points=corners if outlined else np.zeros((0, 2)),
         rle_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         rle=np.concatenate([np.zeros(0), *(runs or [])]).astype(np.uint32),
-        keypoints=np.zeros((m, 0, 3)) if keypoints is None else keypoints,
-        keypoint_mirror=np.array(mirror, np.int64),
+        keypoints=np.zeros((m, 0, 3)),
     )

@@ -18,15 +18,13 @@ CPU = torch.device("cpu")
 
 
 class Counting:
-    def __init__(self, end: int | None = None) -> None:
-        self.end, self.made, self.closed = end, 0, threading.Event()
+    def __init__(self) -> None:
+        self.made, self.closed = 0, threading.Event()
         self._changed = threading.Condition()
 
     def __call__(self) -> Iterator[int]:
         try:
             for item in itertools.count():
-                if item == self.end:
-                    return
                 with self._changed:
                     self.made += 1
                     self._changed.notify()

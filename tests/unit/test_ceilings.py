@@ -266,25 +266,21 @@ class FakeLoader:
         *,
         in_flight: int = 1,
         ready: int = 0,
-        epoch_batches: int = 10**9,
-        failed: int = 0,
     ) -> None:
         self.seconds = seconds
         self.clock = clock
         self.in_flight = in_flight
         self.ready = ready
-        self.epoch_batches = epoch_batches
-        self.failed = failed
         self.asked: list[tuple[int, int]] = []
         self.abandoned = 0
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         self.asked.append((epoch, first))
         try:
-            for _ in range(self.epoch_batches):
+            while True:
                 self.clock.sleep(self.seconds if self.ready <= 0 else 0)
                 self.ready -= 1
-                yield batch_of(failed=self.failed)
+                yield batch_of()
         except GeneratorExit:
             self.abandoned += 1
 

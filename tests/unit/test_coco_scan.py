@@ -18,6 +18,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from dataset.coco.annotation_file import uncompressed
+from dataset.coco.columns import Instances
 from dataset.coco.scan import NOUN
 from tests.unit.coco_files import (
     changed,
@@ -117,16 +118,9 @@ def test_what_is_trained_on(data: Path) -> None:
     assert len(found) == 8 and found.annotations(7) == slice(0, 0)
 
 
-def each(
-    key: str, change: Callable[[dict[str, Any]], Any]
-) -> Callable[[dict[str, Any]], None]:
-    """Return a change of a document: of every entry of a list."""
-
-    def changed_each(written: dict[str, Any]) -> None:
-        for entry in written[key]:
-            change(entry)
-
-    return changed_each
+def with_each(data: Path, change: Callable[[dict[str, Any]], Any]) -> Instances:
+    """The training set whose every annotation is changed."""
+    return changed(data, lambda written: [*map(change, written["annotations"])])
 
 
 @pytest.mark.parametrize("form", [float, str])
@@ -142,7 +136,7 @@ def test_numbers_may_be_written_otherwise(data: Path, form: type) -> None:
 
 
 def test_a_missing_area_is_that_of_the_box(data: Path) -> None:
-    found = changed(data, each("annotations", lambda one: one.pop("area")))
+    found = with_each(data, lambda one: one.pop("area"))
     assert found.rejected == 0
     assert found.area.tolist() == (found.boxes[:, 2] * found.boxes[:, 3]).tolist()
 
@@ -163,7 +157,7 @@ def half_are_crowds(one: dict[str, Any]) -> None:
     ],
 )
 def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -> None:
-    (line,) = changed(data, each("annotations", change)).warnings
+    (line,) = with_each(data, change).warnings
     assert said in line
 
 

@@ -29,14 +29,14 @@ from tests.unit.test_detection_models import (
 
 
 @cache
-def state_of(arch: str) -> dict[str, torch.Tensor]:
+def small_state() -> dict[str, torch.Tensor]:
     """Return the state of a small detector of ours, to be loaded."""
     torch.manual_seed(5)
-    return made(arch)[0].state_dict()
+    return made(SMALL)[0].state_dict()
 
 
-def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(torch.equal(value, other[name]) for name, value in one.items())
+def is_the_small_ones(state: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, small_state()[name]) for name, value in state.items())
 
 
 def save(path: Path, content: Any) -> str:
@@ -114,9 +114,9 @@ def test_the_same_layers_are_frozen_as_in_torchvision(
 
 
 def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
-    path = save(tmp_path / "five.pt", state_of(SMALL))
+    path = save(tmp_path / "five.pt", small_state())
     same, new = made(SMALL, weights=path)
-    assert new.anew == [] and alike(same.state_dict(), state_of(SMALL))
+    assert new.anew == [] and is_the_small_ones(same.state_dict())
     other, new = made(SMALL, classes=7, weights=path)
     assert new.anew == [
         f"roi_heads.box_predictor.{layer}.{part}"
@@ -128,7 +128,7 @@ def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
         for name, value in other.state_dict().items()
         if name not in new.anew
     }
-    assert alike(kept, state_of(SMALL))
+    assert is_the_small_ones(kept)
 
 
 def test_published_norms_without_eps_keep_their_meaning(
@@ -138,7 +138,7 @@ def test_published_norms_without_eps_keep_their_meaning(
     checkpoints agree.
     """
     monkeypatch.setattr("models.detection.EPS_FREE", (SMALL,))
-    state = dict(state_of(SMALL))
+    state = dict(small_state())
     variances = {
         name: torch.rand(value.shape) * 2 + 1e-4
         for name, value in state.items()

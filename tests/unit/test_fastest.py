@@ -98,7 +98,6 @@ def chosen(
     *,
     names: Any = tuple(SECONDS),
     samples: int = SIZE,
-    epoch: int = 0,
     before: str | None = None,
     of: Any = None,
 ) -> Choice:
@@ -108,7 +107,7 @@ def chosen(
         opener,
         step=step,
         samples=samples,
-        epoch=epoch,
+        epoch=0,
         answers=Answers(folder, of or {"manifest": "of-pictures"}, step.world),
         before=before,
         say=lambda _: None,

@@ -13,10 +13,10 @@ from dataset.scan.manifest import Rejected
 from tests.unit.folders import JPEG
 
 
-def of_kind(code: int, depth: int = 8) -> bytes:
+def of_kind(code: int) -> bytes:
     """A JPEG whose frame header has another code."""
     head, mark, rest = JPEG.partition(b"\xff\xc0")
-    return head + bytes([mark[0], code]) + rest[:2] + bytes([depth]) + rest[3:]
+    return head + bytes([mark[0], code]) + rest
 
 
 def preview() -> bytes:

@@ -51,12 +51,9 @@ def encoded(
     return target.getvalue()
 
 
-def exif(orientation: int, order: str = ">") -> bytes:
-    mark = b"MM" if order == ">" else b"II"
-    tags = struct.pack(
-        order + "HIHHHIHHI", 42, 8, 1, ORIENTATION, 3, 1, orientation, 0, 0
-    )
-    return b"Exif\0\0" + mark + tags
+def exif(orientation: int) -> bytes:
+    tags = struct.pack(">HIHHHIHHI", 42, 8, 1, ORIENTATION, 3, 1, orientation, 0, 0)
+    return b"Exif\0\0MM" + tags
 
 
 def segment(code: int, content: bytes) -> bytes:

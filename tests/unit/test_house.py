@@ -44,13 +44,13 @@ EVERYTHING = {"train", "predict", "scripts", "benchmarks", "tests"}
 ROOMS = {*MAY_IMPORT, *EVERYTHING}
 
 
-def files(folder: Path = ROOT) -> Iterator[Path]:
+def files() -> Iterator[Path]:
     """Every file that git tracks, as a path from the root; without git those of the map."""
-    command = ["git", "-C", str(folder), "ls-files", "-z"]
+    command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     page = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
     names = listed.stdout.split("\0") or re.findall(r"^- `(.*)`", page, re.MULTILINE)
-    yield from (Path(name) for name in names if name and (folder / name).is_file())
+    yield from (Path(name) for name in names if name and (ROOT / name).is_file())
 
 
 def python() -> list[Path]:

@@ -32,18 +32,14 @@ FAMILIES = [
 ]
 
 
-def of(side: int, batch_size: int = 2) -> tuple[int, ...]:
-    return (batch_size, 3, side, side)
+def of(side: int) -> tuple[int, ...]:
+    return (2, 3, side, side)
 
 
 @lru_cache
-def shapes(
-    arch: str, classes: int, image_size: int | None = None
-) -> dict[str, tuple[int, ...]]:
+def shapes(arch: str, classes: int) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        module, fresh = build(
-            arch, classes=classes, shape=of(image_size or native(arch).size)
-        )
+        module, fresh = build(arch, classes=classes, shape=of(native(arch).size))
     assert fresh.anew == []
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
