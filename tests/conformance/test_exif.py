@@ -111,7 +111,7 @@ def batches(columns: Instances, backend: Backend, policy: DetectionPolicy) -> li
         targets=lambda rows: packed(columns, rows, **targets),
         device=backend.device,
         workers=1,
-        pixels=Pixels(dtype="float16" if backend.on_gpu else "float32"),
+        pixels=Pixels(dtype=backend.dtype),
     )
     with backend.open(feed) as loader:
         return [

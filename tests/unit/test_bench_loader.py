@@ -220,21 +220,10 @@ def test_two_ranks_pass_over_the_files(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.loader.SUITE", brief(tmp_path, 0.5))
-    words = [
-        "--loaders",
-        "torchvision",
-        "--gpus",
-        "2",
-        "--image-size",
-        "32",
-        "--batch-size",
-        "8",
-        "--workers",
-        "1",
-    ]
+    flags = "--loaders torchvision --gpus 2 --image-size 32 --batch-size 8 --workers 1"
     where = ["--data", str(pictures), "--output", str(tmp_path / "out")]
     monkeypatch.setattr("sys.stdout.reconfigure", lambda **_: None, raising=False)
-    code = bench.main(["loader", *where, *words])
+    code = bench.main(["loader", *where, *flags.split()])
     (row,) = results(tmp_path / "out")
     assert (code, row["status"]) == (0, "ok"), row["error"]
     figures = row["figures"]

@@ -42,13 +42,8 @@ def test_points_are_commands_of_train_py(data: Path, tmp_path: Path) -> None:
     asked = asked_of(settings, one, tmp_path)
     assert asked.items() >= wanted.items() and asked["output"] == str(tmp_path)
     words = command(settings, two, tmp_path)
-    assert words[1:6] == [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    assert " ".join(words[1:6]) == launcher
     assert words[7:] == command(settings, one, tmp_path)[2:]
 
     settings = Train(**same, recipes=("plain", "augmented", "ema"))
@@ -80,11 +75,9 @@ def test_points_are_commands_of_train_py(data: Path, tmp_path: Path) -> None:
     told = dict(zip(by_hand[3::2], by_hand[4::2], strict=True))
     wanted = {"--workers": "2", "--image-size": "224", "--loader": "torchvision"}
     assert told.items() >= (wanted | {"--data": str(data)}).items()
-    for changes, said in (
-        ({"flags": "--compile true"}, "--compile behind -- is what the suite sets"),
-    ):
-        with pytest.raises(UserError, match=said):
-            points(axes.model_copy(update=changes))
+    both = axes.model_copy(update={"flags": "--compile true"})
+    with pytest.raises(UserError, match="--compile behind -- is what the suite sets"):
+        points(both)
 
 
 def test_runs_for_their_accuracy_validate_and_have_seeds(

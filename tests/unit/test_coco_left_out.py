@@ -164,9 +164,8 @@ ALL = '"annotations": [], "categories": []}'
         ('{"images": [], ' + ALL[:-2] + '{"id": 1, "name": "a"}]}', "no image of"),
     ],
 )
-def test_a_file_that_is_none(text: str | bytes, said: str, data: Path) -> None:
-    content = text if isinstance(text, bytes) else text.encode()
-    (data / FILE).write_bytes(content)
+def test_a_file_that_is_none(text: str, said: str, data: Path) -> None:
+    (data / FILE).write_text(text)
     line = mistake(data)
     assert re.search(said, line) and "instances_train2017.json" in line, line
 

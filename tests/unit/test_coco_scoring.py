@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,10 @@ KINDS = ("boxes", "masks", "keypoints")
 EVALUATORS = ("faster-coco-eval", "pycocotools")
 
 
+@dataclass
 class Set:
-    def __init__(self, root: Path, cache: Path) -> None:
-        self.root = root
-        self._columns = {
-            keypoints: open_coco(root, "val", keypoints=keypoints, cache=cache)
-            for keypoints in (False, True)
-        }
-
-    def columns(self, kind: str) -> Any:
-        return self._columns[kind == "keypoints"]
+    root: Path
+    columns: dict[str, Any]  # of each kind
 
     def by_hand(self, found: Detections, kind: str) -> Any:
         """The figures that pycocotools makes of the annotation file and a results file."""
@@ -47,7 +42,7 @@ class Set:
                 truth.loadRes(json.loads(written(found, kind))),
                 _coco.KINDS[kind],
             )
-            keypoints = self.columns(kind).keypoints.shape[1]
+            keypoints = self.columns[kind].keypoints.shape[1]
             if kind == "keypoints" and keypoints != 17:
                 run.params.kpt_oks_sigmas = np.full(keypoints, _coco.SIGMA)
             run.evaluate()
@@ -56,15 +51,9 @@ class Set:
         return run.stats
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
-    folder = tmp_path_factory.mktemp("drawn")
-    return Set(
-        write_coco(
-            folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)
-        ),
-        folder / "cache",
-    )
+@pytest.fixture
+def drawn(coco_root: Path, columns: Any, people: Any) -> Set:
+    return Set(coco_root, {"boxes": columns, "masks": columns, "keypoints": people})
 
 
 def guesses(columns: Any, kind: str, *, seed: int, digits: int = 1) -> Detections:
@@ -87,19 +76,10 @@ def guesses(columns: Any, kind: str, *, seed: int, digits: int = 1) -> Detection
     )
     masks = keypoints = None
     if kind == "masks":
+        sizes = zip(columns.height[image], columns.width[image], strict=True)
         masks = []
-        for height, width, box in zip(
-            columns.height[image],
-            columns.width[image],
-            boxes.round().astype(int),
-            strict=True,
-        ):
-            pixels = np.zeros((height, width), np.uint8, order="F")
-            x0, y0, x1, y1 = (
-                max(int(value), 0) for value in (*box[:2], *(box[:2] + box[2:]))
-            )
-            pixels[y0:y1, x0:x1] = 1
-            code = coder.encode(pixels)
+        for box, (height, width) in zip(boxes, sizes, strict=True):
+            (code,) = coder.frPyObjects(box[None], height, width)
             masks.append({**code, "counts": code["counts"].decode()})
     if kind == "keypoints":
         keypoints = columns.keypoints[which].copy()
@@ -139,7 +119,7 @@ def written(found: Detections, kind: str) -> bytes:
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_are_those_of_the_files(drawn: Set, kind: str, evaluator: str) -> None:
     """To 1e-12, of many scores that are the same."""
-    columns = drawn.columns(kind)
+    columns = drawn.columns[kind]
     found = guesses(columns, kind, seed=1)
     expected = drawn.by_hand(found, kind)
     assert len(expected) == (10 if kind == "keypoints" else 12)
@@ -153,7 +133,7 @@ def test_figures_are_those_of_the_files(drawn: Set, kind: str, evaluator: str) -
 def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(
     drawn: Set, tmp_path: Path, evaluator: str
 ) -> None:
-    columns = drawn.columns("boxes")
+    columns = drawn.columns["boxes"]
     nothing = guesses(columns, "boxes", seed=0).taken(np.zeros(0, np.int64))
     figures = scored(columns, nothing, "boxes", evaluator).figures()
     assert set(figures.values()) == {0.0} and {"ap", "ap50", "ar100"} <= figures.keys()
@@ -178,7 +158,7 @@ def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(
 def test_a_file_gives_the_same_detections(
     drawn: Set, kind: str, tmp_path: Path
 ) -> None:
-    columns = drawn.columns(kind)
+    columns = drawn.columns[kind]
     found = guesses(columns, kind, seed=3, digits=8)
     path = tmp_path / "results.json"
     path.write_bytes(written(found, kind))
@@ -221,6 +201,6 @@ def test_bad_files_get_one_line(drawn: Set, tmp_path: Path, content: Any) -> Non
     path = tmp_path / "results.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError) as raised:
-        read(path, drawn.columns("boxes"))
+        read(path, drawn.columns["boxes"])
     line = str(raised.value)
     assert line.startswith(f"--score {path}: ") and "\n" not in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,11 @@ from settings.config import Config, build
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
 from tests.unit.coco_files import document, write, write_coco
-from tests.unit.test_detection_task import (
-    NATIVE,
-    batch_of,
-    measured,
-    plan_of,
-    seen_in,
-)
+from tests.unit.test_detection_task import NATIVE, all_right, measured
 
 pytest.importorskip("faster_coco_eval")
 Columns = Any
+FEW = {"train2017": 4, "val2017": 4}
 
 
 @pytest.fixture
@@ -35,19 +29,13 @@ def console() -> tuple[Console, io.StringIO]:
     return Console(stream=stream), stream
 
 
-def config_of(root: Path | None, **flat: Any) -> Config:
-    where = (
-        {}
-        if root is None
-        else {"data": str(root), "manifest_dir": str(root.parent / "cache")}
-    )
+def config_of(root: Path, **flat: Any) -> Config:
+    where = {"data": str(root), "manifest_dir": str(root.parent / "cache")}
     return build({"task": "detection", "batch_size": 2, **where, **flat})
 
 
 def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> Path:
-    root = write_coco(
-        folder / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80)
-    )
+    root = write_coco(folder / "set", splits=FEW, size=(64, 80))
     content = document(root, "train2017")
     for annotation in content["annotations"]:
         if not keep(annotation):
@@ -89,20 +77,10 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(
 def test_keypoints_of_validation_must_be_those_of_training(
     tmp_path: Path, console: Any
 ) -> None:
-    root = write_coco(
-        tmp_path / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80)
-    )
-    for split, names in (
-        ("train2017", ["nose", "left_eye", "right_eye"]),
-        ("val2017", ["right_eye", "left_eye", "nose"]),
-    ):
-        path = root / "annotations" / f"person_keypoints_{split}.json"
-        told = json.loads(path.read_text())
-        for category in told["categories"]:
-            category["keypoints"] = names
-        for one in told["annotations"]:
-            one["keypoints"] = [5, 5, 2] * len(names)
-        path.write_text(json.dumps(told))
+    root = write_coco(tmp_path / "set", splits=FEW, size=(64, 80))
+    told = document(root, "val2017", "person_keypoints")
+    told["categories"][0]["keypoints"].reverse()
+    write(root, "val2017", told, "person_keypoints")
     with pytest.raises(UserError, match="other keypoints"):
         kind.splits(
             config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0]
@@ -111,11 +89,7 @@ def test_keypoints_of_validation_must_be_those_of_training(
 
 def test_a_validation_has_pictures(columns: Columns) -> None:
     task = Detection(columns, training=False, source=Folder(columns))
-    batches = [
-        (seen_in(columns, rows), batch_of(task, rows))
-        for rows in plan_of(columns).rows(0, 0)
-    ]
-    extras = measured(task, *batches)["extras"]
+    extras = measured(task, *all_right(task))["extras"]
     assert list(extras["files"]) == ["detections.json"]
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
     assert len(extras["images"]["val/predictions"]) == 4

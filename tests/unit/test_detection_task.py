@@ -73,7 +73,6 @@ def seen_in(
     *,
     masks: bool = False,
     keypoints: bool = False,
-    score: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Detections that are right, in the batch's pixels: those of training's targets, of padding too."""
     task = Detection(columns, masks=masks, keypoints=keypoints)
@@ -89,11 +88,19 @@ def seen_in(
             name: packed[name][a:b]
             for name in ("boxes", "labels", *(["keypoints"] if keypoints else []))
         }
-        own["scores"] = torch.full((len(own["labels"]),), score)
+        own["scores"] = torch.ones(len(own["labels"]))
         if masks:
             own["masks"] = torch.ones(len(own["labels"]), 1, 28, 28)
         found.append(own)
     return found
+
+
+def all_right(task: Detection, **parts: bool) -> list[tuple[Any, Batch]]:
+    """Return the batches of the validation, with detections that are right. `parts`: masks, keypoints."""
+    return [
+        (seen_in(task.columns, rows, **parts), batch_of(task, rows))
+        for rows in plan_of(task.columns).rows(0, 0)
+    ]
 
 
 def measured(task: Detection, *batches: tuple[Any, Batch]) -> dict[str, Any]:
@@ -169,8 +176,7 @@ def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(
     columns: Columns,
 ) -> None:
     task = Detection(columns, training=False)
-    plan = plan_of(columns)
-    whole = [(seen_in(columns, rows), batch_of(task, rows)) for rows in plan.rows(0, 0)]
+    whole = all_right(task)
     right = measured(task, *whole)
     assert right["ap"] == right["ap75"] == right["ar100"] == pytest.approx(1)
     assert (right["samples"], right["outputs_not_finite"]) == (COCO_IMAGES, 0)
@@ -195,11 +201,7 @@ def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(
 def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
     """Full ones are right for rectangles, and not for triangles."""
     task = Detection(columns, masks=True, training=False)
-    batches = [
-        (seen_in(columns, rows, masks=True), batch_of(task, rows))
-        for rows in plan_of(columns).rows(0, 0)
-    ]
-    result = measured(task, *batches)
+    result = measured(task, *all_right(task, masks=True))
     assert result["ap"] == pytest.approx(1)
     scalars = result["extras"]["scalars"]
     box, person, triangle = (
@@ -214,14 +216,10 @@ def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
 
 def test_keypoints_go_back_to_the_image(people: Columns) -> None:
     task = Detection(people, keypoints=True, training=False)
-    batches = [
-        (seen_in(people, rows, keypoints=True), batch_of(task, rows))
-        for rows in plan_of(people).rows(0, 0)
-    ]
+    batches = all_right(task, keypoints=True)
     result = measured(task, *batches)
-    assert result["ap"] == pytest.approx(1) and result["keypoint_ap"] == result[
-        "keypoint_ar75"
-    ] == pytest.approx(1)
+    for name in ("ap", "keypoint_ap", "keypoint_ar75"):
+        assert result[name] == pytest.approx(1), name
     moved = [
         ([{**one, "keypoints": one["keypoints"] + 9} for one in outputs], batch)
         for outputs, batch in batches
@@ -271,13 +269,12 @@ def test_classes_that_are_no_category_are_left_out(columns: Columns) -> None:
         category_ids=np.array(COCO_IDS),
         classes=class_names(np.array(COCO_IDS), [str(i) for i in COCO_IDS]),
     )
-    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
+    task = Detection(columns, training=False)
     assert columns.classes[12] == "N/A"
-    found = [
-        {**own, "labels": torch.full_like(own["labels"], 12)}
-        for own in seen_in(columns, rows)
-    ]
-    assert measured(task, (found, batch_of(task, rows)))["detections"] == 0
+    outputs, batch = all_right(task)[0]
+    for own in outputs:
+        own["labels"].fill_(12)
+    assert measured(task, (outputs, batch))["detections"] == 0
 
 
 def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
@@ -295,7 +292,7 @@ def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
 
 
 def test_an_image_seen_twice_is_an_error(columns: Columns) -> None:
-    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    pair = (seen_in(columns, rows), batch_of(task, rows))
+    task = Detection(columns, training=False)
+    first, *_ = all_right(task)
     with pytest.raises(ValueError, match="validated twice"):
-        measured(task, pair, pair)
+        measured(task, first, first)
