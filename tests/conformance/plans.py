@@ -115,19 +115,16 @@ def _patches(patches: int = 1, **policy: Any) -> Make:
 
 
 CENTER = ImagePolicy(window="center", image_size=16, resize=18)
+
+
+def _images(window: Any) -> Make:
+    training = ImagePolicy(window=window, image_size=16, flip=0.5)
+    return partial(_made, ImagePlan, images, (training, CENTER))
+
+
 PLANS: dict[str, Make] = {
-    "random-resized": partial(
-        _made,
-        ImagePlan,
-        images,
-        (ImagePolicy(window="random-resized", image_size=16, flip=0.5), CENTER),
-    ),
-    "stretched": partial(
-        _made,
-        ImagePlan,
-        images,
-        (ImagePolicy(window="stretch", image_size=16, flip=0.5), CENTER),
-    ),
+    "random-resized": _images("random-resized"),
+    "stretched": _images("stretch"),
     "clips": _clips(),
     "clips-in-time": _clips(fps=20.0),
     "clips-of-views": _clips(clips=3, crops=3),

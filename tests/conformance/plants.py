@@ -161,12 +161,10 @@ LEFT: tuple[Callable[[], Tidy], ...] = (thread, process, open_file, folder)
 
 
 class Leaks:
-    """A real loader around which each epoch keeps `mib` MiB, and a file where it is asked for."""
+    """A real loader around which each epoch keeps 1 MiB, and a file where it is asked for."""
 
-    def __init__(
-        self, feed: Feed, inner: Any, mib: int = 1, *, files: bool = False
-    ) -> None:
-        self.inner, self.mib, self.leaks_files = inner(feed), mib, files
+    def __init__(self, feed: Feed, inner: Any, *, files: bool = False) -> None:
+        self.inner, self.leaks_files = inner(feed), files
         self.kept: list[bytes] = []
         self.files: list[int] = []
 
@@ -185,7 +183,7 @@ class Leaks:
             os.close(file)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        self.kept.append(os.urandom(self.mib << 20))
+        self.kept.append(os.urandom(1 << 20))
         if self.leaks_files:
             self.files.append(os.open(os.devnull, os.O_RDONLY))
         yield from self.inner.batches(epoch, first)

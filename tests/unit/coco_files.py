@@ -85,16 +85,8 @@ def write_coco(
             {"id": key, "name": name, "supercategory": "shape"}
             for key, name in reversed(CATEGORIES.items())
         ]
-        write(
-            root,
-            split,
-            {
-                "info": {},
-                "images": images,
-                "annotations": plain,
-                "categories": categories,
-            },
-        )
+        told = {"info": {}, "images": images}
+        write(root, split, {**told, "annotations": plain, "categories": categories})
         people = [each for each in annotations if "keypoints" in each]
         person = {
             "id": 1,
@@ -102,17 +94,8 @@ def write_coco(
             "keypoints": list(KEYPOINTS),
             "skeleton": [[1, 2], [1, 3]],
         }
-        write(
-            root,
-            split,
-            {
-                "info": {},
-                "images": images,
-                "annotations": people,
-                "categories": [person],
-            },
-            kind="person_keypoints",
-        )
+        told |= {"annotations": people, "categories": [person]}
+        write(root, split, told, kind="person_keypoints")
     return root
 
 
@@ -174,14 +157,10 @@ def _drawn(
     ):
         if what == "crowd" and not crowd:
             continue
-        rows, columns = (
-            height // 2 - 4,
-            width // 2 - 4,
-        )  # two pixels are free between shapes
-        h, w = (
-            int(rng.integers(rows // 2, rows)),
-            int(rng.integers(columns // 2, columns)),
-        )
+        # two pixels are free between shapes
+        rows, columns = height // 2 - 4, width // 2 - 4
+        h = int(rng.integers(rows // 2, rows))
+        w = int(rng.integers(columns // 2, columns))
         y = int(quarter // 2 * (height // 2) + 2 + rng.integers(rows - h))
         x = int(quarter % 2 * (width // 2) + 2 + rng.integers(columns - w))
         found.append(

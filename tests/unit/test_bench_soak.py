@@ -71,7 +71,7 @@ def leaked(
     (point,) = soak.points(settings)
 
     def leaking(name: str, feed: Any) -> Any:
-        return Leaks(feed, partial(open_loader, name), 1, files=True)
+        return Leaks(feed, partial(open_loader, name), files=True)
 
     found = soak.measure(settings, point, folder, open_=leaking)
     return found.error, found.figures

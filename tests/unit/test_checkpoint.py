@@ -259,7 +259,7 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
     """Else a run that is resumed has the figure of a best.pt that is not there."""
     checkpoints = Checkpoints(
         folder=tmp_path,
-        world=ProcessWorld(torch.device("cpu")),
+        world=ProcessWorld(CPU),
         module=torch.nn.Linear(1, 1),
         step=MagicMock(),
         about={},
@@ -290,7 +290,7 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
 
 
 def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
-    world = ProcessWorld(torch.device("cpu"))
+    world = ProcessWorld(CPU)
     resume = Resume(path=written, content=read(written))
     resume.content["progress"] |= {"best": 0.5, "best_epoch": 3, "stale": 2, "step": 7}
     for here, expected in ((False, (float("-inf"), -1, 0, 7)), (True, (0.5, 3, 2, 7))):

@@ -80,10 +80,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def taught_by(path: Path) -> nn.Module:
+    made_for = native("squeezenet1_1")
+    return read_teacher(str(path), KIND, made_for, ["cat", "dog"], SHAPE)
+
+
 def test_a_teacher_is_the_checkpoints_network_and_is_frozen(checkpoint: Path) -> None:
-    teacher = read_teacher(
-        str(checkpoint), KIND, native("squeezenet1_1"), ["cat", "dog"], SHAPE
-    )
+    teacher = taught_by(checkpoint)
     assert not teacher.training
     assert not any(value.requires_grad for value in teacher.parameters())
     for name, value in load(checkpoint)["model"].items():
@@ -110,10 +113,4 @@ def test_what_cannot_teach(
         content = {"state_dict": {}}
     torch.save(content, tmp_path / "best.pt")
     with pytest.raises(UserError, match=message):
-        read_teacher(
-            str(tmp_path / "best.pt"),
-            KIND,
-            native("squeezenet1_1"),
-            ["cat", "dog"],
-            SHAPE,
-        )
+        taught_by(tmp_path / "best.pt")

@@ -72,9 +72,7 @@ def ends_without_a_trace(open_: Open, data: Path, cache: Path, named: str) -> No
     assert not list(cache.rglob("manifest.json")) and not list(cache.rglob("tmp-*"))
 
 
-@pytest.mark.parametrize(
-    "form", [name for name in LAYOUTS if name != "toy" and here(name)]
-)
+@pytest.mark.parametrize("form", [name for name in LAYOUTS if here(name)])
 def test_a_moment_of_failing_storage_changes_nothing(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
