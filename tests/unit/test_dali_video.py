@@ -26,14 +26,16 @@ from tests.unit.video_files import number
 CPU = torch.device("cpu")
 VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4")
 CLAIMED = [
-    *(
-        "h264.mp4",
-        "h264.mkv",
-        "h264-variable.mp4",
-        "h264-fragments.mp4",
-    ),
-    *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4"),
-    *("h264-cut.mp4", "h264-parts.mp4", "h264-two.mp4"),
+    "h264.mp4",
+    "h264.mkv",
+    "h264-variable.mp4",
+    "h264-fragments.mp4",
+    "h264-709.mp4",
+    "h264-full.mp4",
+    "hevc-709.mp4",
+    "h264-cut.mp4",
+    "h264-parts.mp4",
+    "h264-two.mp4",
     *(
         "hevc.mp4",
         "hevc-layers.mp4",

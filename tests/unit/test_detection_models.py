@@ -26,7 +26,8 @@ TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 FAMILIES = [
     *(f"{name}_resnet50_fpn" for name in ("fasterrcnn", "retinanet", "fcos")),
-    *("ssd300_vgg16", "ssdlite320_mobilenet_v3_large"),
+    "ssd300_vgg16",
+    "ssdlite320_mobilenet_v3_large",
 ]
 """Masks and keypoints are test_rcnn's."""
 CLASSES, KEYPOINTS = 5, 3

@@ -84,7 +84,8 @@ def test_what_is_left_out_is_told_and_classes_stay(data: Path) -> None:
         "train.csv\tline 1 is a heading: file,class",
         "x.jpg\tno known image format (starts with 6e 6f 20 69 6d 61 67 65)",
         "gone.jpg\tcannot be read: No such file or directory",
-        *("dog\tclass without an image", "eel\tclass without an image"),
+        "dog\tclass without an image",
+        "eel\tclass without an image",
     ]
 
 

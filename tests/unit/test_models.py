@@ -18,17 +18,25 @@ from settings.augmentation import AugmentationSettings
 from tasks._plans import image_policies
 
 FAMILIES = [
-    *(
-        "alexnet",
-        "convnext_tiny",
-        "densenet121",
-        "efficientnet_b0",
-        "googlenet",
-        "inception_v3",
-    ),
-    *("maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "resnet18"),
-    *("resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t"),
-    *("swin_v2_t", "vgg11", "vit_b_32", "wide_resnet50_2"),
+    "alexnet",
+    "convnext_tiny",
+    "densenet121",
+    "efficientnet_b0",
+    "googlenet",
+    "inception_v3",
+    "maxvit_t",
+    "mnasnet0_5",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "resnet18",
+    "resnext50_32x4d",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_1",
+    "swin_t",
+    "swin_v2_t",
+    "vgg11",
+    "vit_b_32",
+    "wide_resnet50_2",
 ]
 
 
