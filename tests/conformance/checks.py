@@ -11,14 +11,7 @@ import numpy as np
 from contracts import Array, Feed, Loader, Rows
 from plan.epoch import EpochPlan
 from tests.conformance import placed
-from tests.conformance.looking import (
-    Seen,
-    difference,
-    fitted,
-    joined,
-    passed,
-    seen,
-)
+from tests.conformance.looking import Seen, difference, fitted, joined, passed, seen
 from tests.conformance.scenes import Open, Scene
 
 WINDOW_TOLERANCE = 0.3

@@ -21,14 +21,7 @@ from engine.evaluate import Outcome
 from loaders import open_loader
 from models import AUXILIARY_WEIGHTS
 from settings.config import Config, build
-from tasks import (
-    TASKS,
-    classification,
-    detection,
-    kind_named,
-    superres,
-    video,
-)
+from tasks import TASKS, classification, detection, kind_named, superres, video
 from tasks.kind import TaskKind
 from tests.unit.test_detection_task import noisy
 from tests.unit.test_meter import alone, on_ranks

@@ -8,10 +8,7 @@ import pytest
 
 from contracts import UserError
 from loaders import LOADERS, open_loader
-from tests.conformance.scenes import (
-    CPU,
-    Scene,
-)
+from tests.conformance.scenes import CPU, Scene
 
 MUST = sorted(name for name, spec in LOADERS.items() if spec.gpu == "must")
 

@@ -18,12 +18,7 @@ from contracts import Batch, Feed, Pixels, Rows
 from dataset.stores.folder import Folder
 from dataset.videos.columns import RECORD
 from loaders import of_medium, open_loader
-from loaders.videos._worker import (
-    LOST,
-    REFUSED,
-    Decoding,
-    passed,
-)
+from loaders.videos._worker import LOST, REFUSED, Decoding, passed
 from loaders.videos.exact import exact, sort_of
 from loaders.videos.pyav import Pyav
 from plan.bundles import some

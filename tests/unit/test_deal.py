@@ -14,11 +14,7 @@ import pytest
 
 from contracts import Rows, UserError
 from loaders.videos._pool import Pool
-from loaders.videos._scheduler import (
-    Deal,
-    Pace,
-    Unit,
-)
+from loaders.videos._scheduler import Deal, Pace, Unit
 from loaders.videos.exact import exact
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import (
-    _sets,
-    demo_superres,
-)
+from scripts import _sets, demo_superres
 from tests.unit.folders import contents
 
 

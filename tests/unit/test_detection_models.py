@@ -14,13 +14,7 @@ from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
 from models import Loaded, Native, _rcnn
-from models.detection import (
-    OWN,
-    Detector,
-    build,
-    names,
-    native,
-)
+from models.detection import OWN, Detector, build, names, native
 
 TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset.coco.columns import (
-    COCO_IDS,
-    Instances,
-    class_numbers,
-    mirrored,
-)
+from dataset.coco.columns import COCO_IDS, Instances, class_numbers, mirrored
 from dataset.coco.synthetic import SyntheticInstances
 from tests.unit.coco_files import changed, document, opened, write, write_coco
 
