@@ -105,12 +105,12 @@ class Peers:
             self._asked(lambda: [self.store.clone().set(MISTAKE, line)], ANSWERS_S)
 
     def blame(self) -> str:
-        """Return which ranks have gone or are stopped, else what the others say that they wait for."""
-        looked = self._asked(self._look, ANSWERS_S)
-        if looked is None:
-            return self._no_store()
-        silent, waits = looked
-        return silent or waits or "all ranks live, and do not meet"
+        """Return which ranks have gone or are stopped, else what the others say that they wait for.
+
+        Where ranks have gone, the caller leaves after it: this rank beats no more.
+        """
+        blamed = self._asked(self._look, ANSWERS_S)
+        return self._no_store() if blamed is None else blamed
 
     def _beat(self, on_lost: Callable[[str], None]) -> None:
         store = self.store.clone()
@@ -128,8 +128,7 @@ class Peers:
             missed = missed + 1 if its == last else 0
             last = its
             if not lost and missed * BEAT_S >= SILENT_S:
-                lost = f"{self._named(following)} does not answer"
-                store.set("lost", lost)
+                lost = self._tell(store, f"{self._named(following)} does not answer")
             return lost
 
         while not self._ended.wait(BEAT_S):
@@ -139,8 +138,21 @@ class Peers:
                 self._ended.wait(CLOSED_S)
                 lost = self._no_store()
             if lost and not self._ended.is_set():
+                self._let_others_read()
                 on_lost(lost)
                 return
+
+    def _tell(self, store: Any, lost: str) -> str:
+        """Tell all ranks who is lost. Returns what the first of them has told: a rank that leaves because of
+        another is not lost.
+        """
+        told: str = store.compare_set("lost", "", lost).decode()
+        return told
+
+    def _let_others_read(self) -> None:
+        """Give the others the time to read who is lost, where the store ends with this process."""
+        if self.rank == 0 and not _torchrun_has_store():
+            time.sleep(2 * BEAT_S)
 
     def _asked(self, question: Callable[[], Answer], seconds: float) -> Answer | None:
         """Return the store's answer; None where it has gone, or does not answer in so many seconds."""
@@ -161,8 +173,8 @@ class Peers:
             return f"torchrun on {self.hosts[0]} does not answer"
         return f"{self._named(0)} does not answer"
 
-    def _look(self) -> tuple[str, str]:
-        """Return which ranks do not answer, and what the others wait for."""
+    def _look(self) -> str:
+        """Return which ranks do not answer, which all are told; else what the others wait for."""
         keys = [f"beat/{rank}" for rank in range(self.size)]
         store = self.store.clone()
         before = store.multi_get(keys)
@@ -170,13 +182,17 @@ class Peers:
         after = store.multi_get(keys)
         others = [rank for rank in range(self.size) if rank != self.rank]
         silent = [self._named(rank) for rank in others if before[rank] == after[rank]]
-        does = "does" if len(silent) == 1 else "do"
-        silence = f"{', '.join(silent)} {does} not answer" if silent else ""
+        if silent:
+            does = "does" if len(silent) == 1 else "do"
+            self._ended.set()  # the main thread says it, and leaves
+            lost = self._tell(store, f"{', '.join(silent)} {does} not answer")
+            self._let_others_read()
+            return lost
         waits = {rank: after[rank].decode().partition(" ")[2] for rank in others}
         waiting = [
             f"{self._named(r)} waits for {what}" for r, what in waits.items() if what
         ]
-        return silence, "; ".join(waiting)
+        return "; ".join(waiting) or "all ranks live, and do not meet"
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}"
