@@ -207,6 +207,7 @@ def train(
                 before=resume.content.get("loader"),
                 say=console.info,
             )
+            TIMELINE.mark("choosing the loader")
             loader = (
                 None
                 if run.evaluate
