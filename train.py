@@ -145,6 +145,7 @@ def train(
                     native,
                     train_set.classes,
                     (plan.batch_size, *shape),
+                    config.augmentation.image_size_start,
                 )
             task = Distilled(
                 task,
