@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from contracts import Batch, UserError
+from models import Unusable
 from models.classification import native
 from system.torch_files import load
 from tasks._distillation import Distilled, read_teacher
@@ -80,9 +81,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def taught_by(path: Path) -> nn.Module:
+def taught_by(path: Path, **how: Any) -> nn.Module:
     made_for = native("squeezenet1_1")
-    return read_teacher(str(path), KIND, made_for, ["cat", "dog"], SHAPE)
+    return read_teacher(str(path), KIND, made_for, ["cat", "dog"], SHAPE, **how)
 
 
 def test_a_teacher_is_the_checkpoints_network_and_is_frozen(checkpoint: Path) -> None:
@@ -102,6 +103,8 @@ def test_a_teacher_is_the_checkpoints_network_and_is_frozen(checkpoint: Path) ->
         ),
         ({"used": {"mean": [0.5] * 3, "std": [0.5] * 3}}, "give --mean 0.5 0.5 0.5"),
         ({"arch": "mine:net"}, "no file of weights has code run"),
+        ({"arch": "r3d_18"}, "--teacher .* got 'r3d_18', which is for --task video"),
+        ({"model": {"x": torch.zeros(1)}}, "--teacher .*: it does not fit"),
         ({"model": None}, "no checkpoint of a run"),
     ],
 )
@@ -112,5 +115,17 @@ def test_what_cannot_teach(
     if content["model"] is None:  # somebody else's
         content = {"state_dict": {}}
     torch.save(content, tmp_path / "best.pt")
-    with pytest.raises(UserError, match=message):
+    with pytest.raises((UserError, Unusable), match=message):
         taught_by(tmp_path / "best.pt")
+
+
+def test_a_teacher_takes_growing_images(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(module: nn.Module, shape: tuple[int, ...]) -> None:
+        raise AssertionError(f"height {shape[2]} is not 64")
+
+    monkeypatch.setattr("tasks._distillation.dry_run", refuses)
+    message = "^--teacher .*: --image-size-start 32 does not suit .*height 32 is not 64"
+    with pytest.raises(Unusable, match=message):
+        taught_by(checkpoint, start=32)
