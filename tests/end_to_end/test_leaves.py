@@ -1,4 +1,4 @@
-"""What a run leaves behind, and that measuring ceilings on the way changes nothing."""
+"""What a run leaves behind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from report.tensorboard import SETTINGS_FILE, layout, metrics
 from settings.config import parse
 from tasks import compared
 from tasks.classification import KIND
-from tests.end_to_end.runs import Runner, kept, losses, points, summary
+from tests.end_to_end.runs import Runner, kept, points, summary
 from tests.end_to_end.test_rates import check_rates
 
 FLAGS = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 10 --workers 1 --epochs 2
@@ -57,11 +56,9 @@ def run(
     zygote: Any,
     pictures: Path,
 ) -> Iterator[Runner]:
-    """A run in folder `run`, and the same without ceilings in folder `bare`."""
+    """A run in folder `run`."""
     runner = Runner(tmp_path_factory.mktemp("runs"), environment, zygote)
-    bare = "--log-every 1 --ceilings false --output bare"
-    for flags in (bare, WINDOWS):
-        runner("--data", pictures, f"{FLAGS} {flags}").done()
+    runner("--data", pictures, f"{FLAGS} {WINDOWS}").done()
     yield runner
     runner.end()
 
@@ -76,7 +73,7 @@ def test_files(run: Runner) -> None:
     beside = {
         path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")
     }
-    assert beside == {"bare", "run"}
+    assert beside == {"run"}
 
 
 def test_summary_is_the_contract(run: Runner) -> None:
@@ -104,16 +101,6 @@ def test_rates_are_consistent(run: Runner) -> None:
     output = run.cwd / "run"
     check_rates(output)
     assert points(output, "ceilings")[0]["step"] == STEPS // 2, "after the first epoch"
-
-
-def test_measuring_ceilings_changes_nothing(run: Runner) -> None:
-    assert losses(run.cwd / "run") == losses(run.cwd / "bare")
-    assert points(run.cwd / "bare", "ceilings") == []
-    measured, bare = (kept(run.cwd / name / "last.pt") for name in ("run", "bare"))
-    assert all(
-        torch.equal(value, bare["model"][name])
-        for name, value in measured["model"].items()
-    )
 
 
 def test_tensorboard(run: Runner) -> None:
