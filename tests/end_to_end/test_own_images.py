@@ -85,6 +85,7 @@ def test_four_commands(train: Runner) -> None:
     assert [row["path"] for row in rows] == [f"NEW/{number}.jpg" for number in range(3)]
     served = list(csv.DictReader(told.out.splitlines()))
     for row, answer in zip(rows, served, strict=True):
+        assert (row["path"], row["class"]) == (answer["path"], answer["class"])
         assert float(row["probability"]) == pytest.approx(
             float(answer["probability"]), abs=0.01
         )
