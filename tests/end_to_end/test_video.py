@@ -54,8 +54,7 @@ def test_validation_over_ranks(train: Runner, videos: Path) -> None:
     train(*SMALL, "--data", data, "--epochs 1", *views, "--output run").done()
 
     flags = (*SMALL, "--data", data, *views)
-    one = train.evaluated(1, *flags)
-    assert one == summary(train.cwd / "run")["validation"]
+    one = summary(train.cwd / "run")["validation"]
     assert one["samples"] == len(CLASSES) * VAL
     assert one["views"] == 6 * len(CLASSES) * VAL - 3
     assert train.evaluated(2, *flags) == one
