@@ -85,8 +85,8 @@ def test_two_processes_and_one_killed_before_the_first_checkpoint(
     assert first.poll() is None
     first.send(signal.SIGKILL)
     first.wait()
-    start(train, pictures, "run")[0].done()
-    assert len(losses(train.cwd / "run")) == STEPS
+    start(train, pictures, "run", "--steps 3 --val-every 0")[0].done()
+    assert len(losses(train.cwd / "run")) == 3
 
 
 def test_ctrl_c_in_a_run_whose_storage_does_not_answer(
@@ -138,14 +138,14 @@ def test_files_that_are_gone_for_a_while_cost_no_step(
     """The run ends with a checkpoint of its last whole step, and goes on once they are put back."""
     data = train.cwd / "data"
     shutil.copytree(pictures, data)
-    (process,) = start(train, data, "run", "--read-delay-ms 30")
+    (process,) = start(train, data, "run", "--val-every 0 --read-delay-ms 30")
     reached(train.cwd / "run", 3, process)
     one = min((data / "train").iterdir())
     one.rename(data / "away")
     assert "is gone" in process.mistake()
     (data / "away").rename(one)
     assert 3 <= kept(train.cwd / "run/last.pt")["progress"]["step"] < STEPS
-    start(train, data, "run")[0].done()
+    start(train, data, "run", "--val-every 0")[0].done()
     assert len(losses(train.cwd / "run")) == STEPS
 
 
@@ -179,19 +179,19 @@ def test_best_and_last_and_a_finished_run_stays_as_it_was(
 ) -> None:
     """best.pt is the first of the best epochs; last.pt is at the end of everything."""
     run = train.cwd / "run"
-    start(train, pictures, "run", "--epochs 4 --lr 0.02")[0].done()
+    start(train, pictures, "run", "--epochs 3 --lr 0.02")[0].done()
     top1 = [point["top1"] for point in points(run, "val")]
     best, last = (kept(run / f"{name}.pt")["progress"] for name in ("best", "last"))
-    assert len(top1) == 4 and best["best"] == last["best"] == max(top1)
+    assert len(top1) == 3 and best["best"] == last["best"] == max(top1)
     assert best["epoch"] == top1.index(max(top1)) + 1 and best["consumed"] == 0
     assert best["step"] == best["epoch"] * N // STEP
-    assert last["epoch"] == 4 and last["step"] == 4 * N // STEP
+    assert last["epoch"] == 3 and last["step"] == 3 * N // STEP
     before = (run / "summary.json").read_bytes()
-    process = start(train, pictures, "run", "--epochs 4 --lr 0.02")[0].done()
+    process = start(train, pictures, "run", "--epochs 3 --lr 0.02")[0].done()
     assert "nothing was left to train" in process.out
     assert (run / "summary.json").read_bytes() == before
-    start(train, pictures, "run", "--epochs 5 --lr 0.02 --steps 49")[0].done()
-    assert summary(run)["steps"] == len(losses(run)) == 49
+    start(train, pictures, "run", "--epochs 4 --lr 0.02 --steps 37")[0].done()
+    assert summary(run)["steps"] == len(losses(run)) == 37
 
 
 def test_a_host_that_is_gone_and_a_damaged_checkpoint(
