@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +26,15 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def files(
-    tmp_path_factory: pytest.TempPathFactory,
-    environment: dict[str, str],
-    zygote: subprocess.Popen[str],
-    pictures: Path,
-) -> Path:
+def files(of_module: Runner, pictures: Path) -> Path:
     """Checkpoints of one run, step-2.pt and step-3.pt, and presets of two momenta."""
-    folder = tmp_path_factory.mktemp("files")
-    train = Runner(folder, environment, zygote)
+    folder = of_module.cwd
     kept_steps = "--steps 3 --save-every-steps 1 --keep 3"
-    for process in trained(train, pictures, [folder] * 2, kept_steps):
+    for process in trained(of_module, pictures, [folder] * 2, kept_steps):
         process.done()
     for step in (2, 3):
         shutil.copy(folder / f"run/step-{step:09}.pt", folder / f"step-{step}.pt")
         (folder / f"{step}.yaml").write_text(f"momentum: 0.{step}\n")
-    train.end()
     return folder
 
 

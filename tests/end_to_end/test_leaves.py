@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from report.tensorboard import SETTINGS_FILE, layout, metrics
 from settings.config import parse
 from tasks import compared
 from tasks.classification import KIND
-from tests.end_to_end.runs import Runner, kept, points, summary
+from tests.end_to_end.runs import Runner, kept, points, rows, summary
 from tests.end_to_end.test_rates import check_rates
 
 FLAGS = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 10 --workers 1 --epochs 2
@@ -50,17 +48,10 @@ train/grad_norm train/loss_scale train/skipped_steps val/top1 val/ece val/loss m
 
 
 @pytest.fixture(scope="module")
-def run(
-    tmp_path_factory: pytest.TempPathFactory,
-    environment: dict[str, str],
-    zygote: Any,
-    pictures: Path,
-) -> Iterator[Runner]:
+def run(of_module: Runner, pictures: Path) -> Runner:
     """A run in folder `run`."""
-    runner = Runner(tmp_path_factory.mktemp("runs"), environment, zygote)
-    runner("--data", pictures, f"{FLAGS} {WINDOWS}").done()
-    yield runner
-    runner.end()
+    of_module("--data", pictures, f"{FLAGS} {WINDOWS}").done()
+    return of_module
 
 
 def test_files(run: Runner) -> None:
@@ -91,10 +82,9 @@ def test_summary_is_the_contract(run: Runner) -> None:
     assert found["samples_dropped"] == 0 and found["samples_failed"] == []
     assert "--arch squeezenet1_1" in found["command"]
     assert 0 <= found["validation"]["top1"] <= found["best"]["value"] <= 1
-    with (run.cwd / "run" / "results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "10"), ("1", "20")]
-    assert float(rows[-1]["top1"]) == found["validation"]["top1"]
+    table = rows(run.cwd / "run" / "results.csv")
+    assert [(row["epoch"], row["step"]) for row in table] == [("0", "10"), ("1", "20")]
+    assert float(table[-1]["top1"]) == found["validation"]["top1"]
 
 
 def test_rates_are_consistent(run: Runner) -> None:

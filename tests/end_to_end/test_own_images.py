@@ -13,7 +13,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from tests.end_to_end.runs import ROOT, Runner
+from tests.end_to_end.runs import ROOT, Runner, rows
 
 SMALL = (
     "--arch",
@@ -80,11 +80,12 @@ def test_four_commands(train: Runner) -> None:
             words += more if start in line else ()
         told = train.python(*words, env=env)
         assert told.wait() == 0, f"{line}\n{told.out[-1500:]}{told.err[-1500:]}"
-    with (tmp_path / "runs/new/predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["path"] for row in rows] == [f"NEW/{number}.jpg" for number in range(3)]
+    predicted = rows(tmp_path / "runs/new/predictions.csv")
+    assert [row["path"] for row in predicted] == [
+        f"NEW/{number}.jpg" for number in range(3)
+    ]
     served = list(csv.DictReader(told.out.splitlines()))
-    for row, answer in zip(rows, served, strict=True):
+    for row, answer in zip(predicted, served, strict=True):
         assert (row["path"], row["class"]) == (answer["path"], answer["class"])
         assert float(row["probability"]) == pytest.approx(
             float(answer["probability"]), abs=0.01

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ from PIL import Image
 
 from scripts import export, serve_example
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import Runner, draw, kept, summary
+from tests.end_to_end.runs import Runner, draw, kept, rows, summary
 from tests.unit.coco_files import write_coco
 
 HERE = ("--workers 0 --ceilings false",)
@@ -29,13 +25,9 @@ BROKEN = {
 
 
 @pytest.fixture(scope="module")
-def home(
-    tmp_path_factory: pytest.TempPathFactory,
-    environment: dict[str, str],
-    zygote: subprocess.Popen[str],
-) -> Iterator[Runner]:
+def home(of_module: Runner) -> Runner:
     """A folder with data/, run/ of a classifier trained on it, and photos/, of which two are broken."""
-    runner = Runner(tmp_path_factory.mktemp("predict"), environment, zygote)
+    runner = of_module
     draw(runner.cwd / "data", classes=CLASSES, train=12, val=5)
     network = (
         "--arch squeezenet1_1 --image-size 32 --val-image-size 48 --val-crop-share 0.9",
@@ -55,20 +47,15 @@ def home(
         (runner.cwd / "data/val/red/001.jpg").read_bytes()[:600]
     )
     (photos / "notes.txt").write_text("hi")
-    yield runner
-    runner.end()
+    return runner
 
 
 def predicted(run: Runner, *flags: object, ranks: int = 1) -> Path:
+    """Predict, and return the table."""
     output = f"predicted-{len(run.started)}"
     for process in run.ranks(ranks, *HERE, "--output", output, *flags):
         assert process.wait() == 0, process.err
-    return run.cwd / output
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    with (folder / "predictions.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return run.cwd / output / "predictions.csv"
 
 
 def test_answers_are_those_of_the_validation(home: Runner) -> None:
@@ -83,11 +70,10 @@ def test_answers_are_those_of_the_validation(home: Runner) -> None:
         assert float(alone["probability"]) == pytest.approx(
             float(shared["probability"]), abs=3e-6
         )
-    with (home.cwd / "run" / "val_predictions.csv").open(newline="") as file:
-        validated = {
-            row["path"].rpartition("val/")[2]: float(row["probability"])
-            for row in csv.DictReader(file)
-        }
+    validated = {
+        row["path"].rpartition("val/")[2]: float(row["probability"])
+        for row in rows(home.cwd / "run" / "val_predictions.csv")
+    }
     for row in table:  # the two loaders' pixels may differ by their rounding
         found = validated[row["path"].rpartition("val/")[2]]
         assert found == pytest.approx(float(row["probability"]), abs=0.02)
@@ -236,7 +222,8 @@ def test_detectors_find_what_the_validation_found(
         "--evaluate true --resume detector/last.pt --output evaluated",
     ).done()
     there = json.loads((home.cwd / "evaluated" / "detections.json").read_text())
-    folder = predicted(home, "--predict coco/val2017 --resume detector/last.pt")
+    table = predicted(home, "--predict coco/val2017 --resume detector/last.pt")
+    folder = table.parent
     listed = json.loads((folder / "images.json").read_text())
     annotated = json.loads(
         (data / "annotations" / "instances_val2017.json").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts import demo_superres
-from tests.end_to_end.runs import Runner, summary
+from tests.end_to_end.runs import Runner, rows, summary
 
 SMALL = (
     """--task superres --patch-size 16 --patches-per-image 4 --batch-size 4 --workers 1
@@ -59,14 +58,13 @@ def test_a_run_and_its_evaluation_on_two_ranks(train: Runner, textures: Path) ->
         photos,
         "--resume run/best.pt --workers 0 --output new",
     ).done()
-    with (train.cwd / "new/predictions.csv").open(newline="") as file:
-        *rows, broken = list(csv.DictReader(file))
+    *table, broken = rows(train.cwd / "new/predictions.csv")
     assert (
-        len(rows) == 3
+        len(table) == 3
         and "no known image format" in broken["error"]
         and not broken["enlarged"]
     )
-    for row in rows:
+    for row in table:
         given, made = (
             Image.open(row["path"]),
             Image.open(train.cwd / "new" / row["enlarged"]),
