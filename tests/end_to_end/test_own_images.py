@@ -15,20 +15,7 @@ from PIL import Image
 
 from tests.end_to_end.runs import ROOT, Runner, rows
 
-SMALL = (
-    "--arch",
-    "squeezenet1_1",
-    "--batch-size",
-    "8",
-    "--image-size",
-    "32",
-    "--workers",
-    "0",
-    "--loader",
-    "torchvision",
-    "--precision",
-    "fp32",
-)
+SMALL = "--arch squeezenet1_1 --batch-size 8 --image-size 32 --workers 0 --loader torchvision --precision fp32"
 SHORT = {
     "train.py --data": ("--epochs", "2", "--ceilings", "false"),
     "train.py --predict": ("--workers", "0"),
@@ -75,7 +62,7 @@ def test_four_commands(train: Runner) -> None:
             str(ROOT / word) if (ROOT / word).is_file() else word for word in words[1:]
         ]
         if "--weights" in words:
-            words += SMALL
+            words += SMALL.split()
         for start, more in SHORT.items():
             words += more if start in line else ()
         told = train.python(*words, env=env)

@@ -198,6 +198,22 @@ def test_what_is_no_onnx_file_is_not_served(
         assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
 
 
+def detections(folder: Path, names: Path) -> list[tuple[str, str, list[float], float]]:
+    """Return file, category, box and score of what a detections.json has, by the names of a file in COCO's format."""
+    known = json.loads(names.read_text())
+    files = {image["id"]: Path(image["file_name"]).name for image in known["images"]}
+    categories = {category["id"]: category["name"] for category in known["categories"]}
+    return sorted(
+        (
+            files[one["image_id"]],
+            categories[one["category_id"]],
+            one["bbox"],
+            one["score"],
+        )
+        for one in json.loads((folder / "detections.json").read_text())
+    )
+
+
 def test_detectors_find_what_the_validation_found(
     home: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,37 +237,10 @@ def test_detectors_find_what_the_validation_found(
         *HERE,
         "--evaluate true --resume detector/last.pt --output evaluated",
     ).done()
-    there = json.loads((home.cwd / "evaluated" / "detections.json").read_text())
-    table = predicted(home, "--predict coco/val2017 --resume detector/last.pt")
-    folder = table.parent
-    listed = json.loads((folder / "images.json").read_text())
-    annotated = json.loads(
-        (data / "annotations" / "instances_val2017.json").read_text()
-    )
-    image_of = {image["file_name"]: image["id"] for image in annotated["images"]}
-    own = {
-        image["id"]: image_of[Path(image["file_name"]).name]
-        for image in listed["images"]
-    }
-    name_of = {category["id"]: category["name"] for category in listed["categories"]}
-    category_of = {
-        category["name"]: category["id"] for category in annotated["categories"]
-    }
-    found = json.loads((folder / "detections.json").read_text())
-    keys = [
-        (
-            own[one["image_id"]],
-            category_of[name_of[one["category_id"]]],
-            one["bbox"],
-            one["score"],
-        )
-        for one in found
-    ]
-    expected = [
-        (one["image_id"], one["category_id"], one["bbox"], one["score"])
-        for one in there
-    ]
-    assert found and sorted(keys) == sorted(expected)
+    folder = predicted(home, "--predict coco/val2017 --resume detector/last.pt").parent
+    found = detections(folder, folder / "images.json")
+    annotations = data / "annotations" / "instances_val2017.json"
+    assert found and found == detections(home.cwd / "evaluated", annotations)
     assert len(list((folder / "drawn").iterdir())) == 6
     assert export.main([str(home.cwd / "detector" / "last.pt")]) == 2
     assert (

@@ -9,7 +9,19 @@ from PIL import Image
 
 from loaders.videos._planes import Fitter, rgb
 from loaders.videos.pyav import ACCURATE, planes
-from tests.conformance.pictures import photograph
+
+
+def photograph(height: int, width: int) -> np.ndarray:
+    draws = np.random.default_rng(0)
+    coarse = Image.fromarray(draws.integers(0, 256, (9, 12, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    return np.clip(
+        np.asarray(coarse).astype(int) + draws.integers(-12, 13, (height, width, 3)),
+        0,
+        255,
+    ).astype(np.uint8)
+
 
 WINDOWS = [
     ((0, 0, 320, 240), (0, 0, 320, 240), (60, 80)),
@@ -23,7 +35,7 @@ WINDOWS = [
 def test_the_resize_is_pillows(
     region: tuple[int, ...], window: tuple[float, ...], size: tuple[int, int]
 ) -> None:
-    pixels = photograph(0, 240, 320)
+    pixels = photograph(240, 320)
     out = np.empty((*size, 3), np.uint8)
     picture = rgb(pixels)
     Fitter(picture, np.array(region), np.array(window), size).fill(out, picture)
@@ -48,7 +60,7 @@ SUBSAMPLED = ("yuv420p", "yuvj420p", "yuv420p10le", "nv12")
 @pytest.mark.parametrize("colours", ["ITU601", "ITU709", "BT2020"])
 def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:
     full = 2 if pixels.startswith("yuvj") else 1
-    frame = av.VideoFrame.from_ndarray(photograph(0, 240, 320), format="rgb24")
+    frame = av.VideoFrame.from_ndarray(photograph(240, 320), format="rgb24")
     frame = frame.reformat(format=pixels, dst_colorspace=colours, dst_color_range=full)
     frame.colorspace = {"ITU601": 5, "ITU709": 1, "BT2020": 9}[colours]
     whole = frame.to_ndarray(format="rgb24", interpolation=ACCURATE)
