@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts import demo_superres
 from tests.end_to_end.runs import Runner, rows, summary
+from tests.unit.test_report_tensorboard import read
 
 SMALL = (
     """--task superres --patch-size 16 --patches-per-image 4 --batch-size 4 --workers 1
@@ -20,15 +18,10 @@ SMALL = (
 )
 
 
-@pytest.fixture(scope="module")
-def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six pictures to train on, three to validate."""
-    data = tmp_path_factory.mktemp("textures") / "data"
-    demo_superres.write(data, 6, 3, progress=False, processes=1)
-    return data
-
-
-def test_a_run_and_its_evaluation_on_two_ranks(train: Runner, textures: Path) -> None:
+def test_a_run_and_its_evaluation_on_two_ranks(train: Runner) -> None:
+    """Of six pictures to train on, and three to validate."""
+    textures = train.cwd / "data"
+    demo_superres.write(textures, 6, 3, progress=False, processes=1)
     of_set = (*SMALL, "--data", textures)
     said = train(*of_set, "--output run").done().out
     found = summary(train.cwd / "run")
@@ -45,8 +38,7 @@ def test_a_run_and_its_evaluation_on_two_ranks(train: Runner, textures: Path) ->
         val["samples"] == 3 and 20 < val["psnr_bicubic"] < 40 and 0 < val["ssim"] <= 1
     )
     assert "PSNR of bicubic" in said and (train.cwd / "run/best.pt").exists()
-    board = EventAccumulator(str(train.cwd / "run"))
-    board.Reload()
+    board = read(train.cwd / "run")
     assert {"val/psnr", "val/psnr_bicubic"} <= set(board.Tags()["scalars"])
     assert {"val/crops", "augmented"} <= set(board.Tags()["images"])
 
