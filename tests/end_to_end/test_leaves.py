@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from report.tensorboard import SETTINGS_FILE, layout, metrics
 from settings.config import parse
@@ -15,6 +14,7 @@ from tasks import compared
 from tasks.classification import KIND
 from tests.end_to_end.runs import Runner, kept, points, rows, summary
 from tests.end_to_end.test_rates import check_rates
+from tests.unit.test_report_tensorboard import read
 
 FLAGS = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 10 --workers 1 --epochs 2
     --lr 0.002"""
@@ -94,10 +94,7 @@ def test_rates_are_consistent(run: Runner) -> None:
 
 
 def test_tensorboard(run: Runner) -> None:
-    board = EventAccumulator(
-        str(run.cwd / "run"), size_guidance={"scalars": 0, "images": 0}
-    )
-    board.Reload()
+    board = read(run.cwd / "run")
     tags = board.Tags()
     scalars = set(tags["scalars"])
     assert not {*TAGS.split()} - scalars
