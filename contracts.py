@@ -464,6 +464,10 @@ class Reported(Protocol):
     def loss_parts(self) -> bool:
         """Whether Task.parts names parts of the loss, which then have a chart."""
 
+    @property
+    def predicts(self) -> bool:
+        """Whether --predict is for this task."""
+
 
 class Pending(Protocol):
     """Figures of a validation that are being made by rank 0 while training goes on."""

@@ -145,6 +145,7 @@ def train(
                     native,
                     train_set.classes,
                     (plan.batch_size, *shape),
+                    config.augmentation.image_size_start,
                 )
             task = Distilled(
                 task,
@@ -207,6 +208,7 @@ def train(
                 before=resume.content.get("loader"),
                 say=console.info,
             )
+            TIMELINE.mark("choosing the loader")
             loader = (
                 None
                 if run.evaluate

@@ -309,13 +309,15 @@ class ProcessWorld:
             self.barrier()
             self._peers.end()
         except RuntimeError as error:
-            self._peers.end()
             if is_gone(error):
                 unkillable.another_has_ended()
+                # it beats meanwhile: others look for the rank that is lost, too
                 why = f"{self.blame()}; its own line or the system's log says why"
+                self._peers.end()
                 raise PeerLost(
                     f"another rank has ended: {why}; go on with --resume auto"
                 ) from None
+            self._peers.end()
             raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 

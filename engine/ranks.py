@@ -33,12 +33,13 @@ may keep the interpreter's lock from the beating thread for seconds."""
 ANSWERS_S = 8.0
 """Seconds in which the store must answer a rank that asks who has gone."""
 CLOSED_S = 5.0
-"""Seconds that a rank has for its own end, once the store was closed; rank 0 or torchrun, which has it, may be
-the first to end."""
+"""Seconds that a rank waits for its own `end` once the store has gone. Rank 0 or torchrun keeps the store and may
+end first; after these seconds it is lost."""
 LOOK_S = 0.1
+"""Seconds between two looks for the store, or at what it holds."""
 MISTAKE = "mistake"
-"""Key of the line with which a rank has ended before all had joined."""
-LOG = "its own line or its host's log says why"
+"""Key in the store: the error line of a rank that ended before all had met."""
+WHY = "its own line or its host's log says why"
 GONE = (
     "Connection reset by peer",
     "Connection closed by peer",
@@ -46,7 +47,7 @@ GONE = (
     "Timed out waiting",
     "NCCL communicator was aborted",
 )
-"""Words in an error of gloo's, by which ranks vote in every step, or NCCL's, when a rank does not answer."""
+"""Words of errors of gloo or NCCL when a rank does not answer. Ranks vote by gloo in every step."""
 
 
 def is_gone(error: BaseException) -> bool:
@@ -54,9 +55,10 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
 
 
-def is_there(address: str, port: int, until: float) -> bool:
-    """Wait for who has the store, until so many seconds of time.monotonic; torch itself would say pages of each
-    attempt.
+def store_listens(address: str, port: int, until: float) -> bool:
+    """Whether the store takes connections before `until`, in seconds of time.monotonic.
+
+    torch itself would say pages of each attempt.
     """
     while time.monotonic() < until:
         with (
@@ -88,7 +90,8 @@ class Peers:
         self.waits = ""  # what the main thread waits for; "" for nothing of its own
         self._gathered = 0
         self._ended = threading.Event()
-        attempt, self.hosts = self._attempt(store := self._connect())
+        store = self._connect()
+        attempt, self.hosts = self._attempt(store)
         # torchrun's store may hold keys of earlier attempts
         self.store: Any = dist.PrefixStore(attempt, store)
 
@@ -102,34 +105,33 @@ class Peers:
         """Beat no more, and call nobody. With a `line` end the others too, where they wait to `meet` this rank."""
         self._ended.set()
         if line:
-            self._asked(lambda: [self.store.clone().set(MISTAKE, line)], ANSWERS_S)
+            self._asked(lambda: self.store.clone().set(MISTAKE, line), ANSWERS_S)
 
     def blame(self) -> str:
-        """Return which ranks have gone or are stopped, else what the others say that they wait for."""
-        looked = self._asked(self._look, ANSWERS_S)
-        if looked is None:
-            return self._no_store()
-        silent, waits = looked
-        return silent or waits or "all ranks live, and do not meet"
+        """Return which ranks have gone or are stopped, else what the others say that they wait for.
+
+        Where ranks have gone, the caller leaves after it: this rank beats no more.
+        """
+        blamed = self._asked(self._blamed, ANSWERS_S)
+        return self._no_store() if blamed is None else blamed
 
     def _beat(self, on_lost: Callable[[str], None]) -> None:
         store = self.store.clone()
         following = (self.rank + 1) % self.size
         beats = missed = 0
-        last = b""
+        last = ""
 
         def exchange() -> str:
             """Beat, and return who is lost, or "". The answer shows that the beat has arrived."""
             nonlocal missed, last
             store.set(f"beat/{self.rank}", f"{beats} {self.waits}")
-            its, told = store.multi_get([f"beat/{following}", "lost"])
-            lost = str(told.decode())
+            values: list[bytes] = store.multi_get([f"beat/{following}", "lost"])
+            beat, lost = (value.decode() for value in values)
             # beats are counted, not seconds: this process itself may have been stopped for a while
-            missed = missed + 1 if its == last else 0
-            last = its
+            missed = missed + 1 if beat == last else 0
+            last = beat
             if not lost and missed * BEAT_S >= SILENT_S:
-                lost = f"{self._named(following)} does not answer"
-                store.set("lost", lost)
+                lost = self._tell(store, f"{self._named(following)} does not answer")
             return lost
 
         while not self._ended.wait(BEAT_S):
@@ -139,8 +141,21 @@ class Peers:
                 self._ended.wait(CLOSED_S)
                 lost = self._no_store()
             if lost and not self._ended.is_set():
+                self._let_others_read()
                 on_lost(lost)
                 return
+
+    def _tell(self, store: Any, lost: str) -> str:
+        """Tell all ranks who is lost. The first text stays and is returned: ranks that leave because of it are not
+        lost.
+        """
+        told: str = store.compare_set("lost", "", lost).decode()
+        return told
+
+    def _let_others_read(self) -> None:
+        """Give the others the time to read who is lost, where the store ends with this process."""
+        if self.rank == 0 and not _torchrun_has_store():
+            time.sleep(2 * BEAT_S)
 
     def _asked(self, question: Callable[[], Answer], seconds: float) -> Answer | None:
         """Return the store's answer; None where it has gone, or does not answer in so many seconds."""
@@ -161,8 +176,8 @@ class Peers:
             return f"torchrun on {self.hosts[0]} does not answer"
         return f"{self._named(0)} does not answer"
 
-    def _look(self) -> tuple[str, str]:
-        """Return which ranks do not answer, and what the others wait for."""
+    def _blamed(self) -> str:
+        """Return which ranks do not answer, which all are told; else what the others wait for."""
         keys = [f"beat/{rank}" for rank in range(self.size)]
         store = self.store.clone()
         before = store.multi_get(keys)
@@ -170,13 +185,17 @@ class Peers:
         after = store.multi_get(keys)
         others = [rank for rank in range(self.size) if rank != self.rank]
         silent = [self._named(rank) for rank in others if before[rank] == after[rank]]
-        does = "does" if len(silent) == 1 else "do"
-        silence = f"{', '.join(silent)} {does} not answer" if silent else ""
+        if silent:
+            does = "does" if len(silent) == 1 else "do"
+            self._ended.set()  # the main thread says it, and leaves
+            lost = self._tell(store, f"{', '.join(silent)} {does} not answer")
+            self._let_others_read()
+            return lost
         waits = {rank: after[rank].decode().partition(" ")[2] for rank in others}
         waiting = [
             f"{self._named(r)} waits for {what}" for r, what in waits.items() if what
         ]
-        return silence, "; ".join(waiting)
+        return "; ".join(waiting) or "all ranks live, and do not meet"
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}"
@@ -187,7 +206,7 @@ class Peers:
         port = int(os.environ.get("MASTER_PORT", "29500"))
         has_it = self.rank == 0 and not _torchrun_has_store()
         until = time.monotonic() + self.timeout_s
-        if not has_it and not is_there(address, port, until):
+        if not has_it and not store_listens(address, port, until):
             raise self._alone([0], f"at {address}:{port}")
         try:
             store = dist.TCPStore(
@@ -221,11 +240,11 @@ class Peers:
                 if time.monotonic() > until:
                     ranks = range(self.size)
                     missing = [r for r in ranks if not self.store.check([keys[r]])]
-                    raise self._alone(missing, f"and {LOG}")
+                    raise self._alone(missing, f"and {WHY}")
                 time.sleep(LOOK_S)
             found: list[bytes] = self.store.multi_get(keys)
         except RuntimeError:  # DistNetworkError is one
-            raise PeerLost(f"{self._no_store()}; {LOG}") from None
+            raise PeerLost(f"{self._no_store()}; {WHY}") from None
         return found
 
     def gather(self, value: object) -> list[Any]:
@@ -247,13 +266,13 @@ class Peers:
         """Wait for every rank of this attempt; return the attempt's name, and each rank's host.
 
         torchrun's store may hold keys of earlier attempts, and its agents count restarts each for itself. So
-        rank 0 names the attempt and lists the processes that have come to it; another rank has met them once
-        it is in the list of the attempt that was named last, by a name that no process had before.
+        rank 0 names the attempt by its uuid, and lists the uuids of the processes that have come. Another rank
+        reads the newest attempt's list; it has met them once its own uuid is there.
         """
         process = uuid4().hex
         attempt = ""
 
-        def look() -> list[str]:
+        def everyone() -> list[str]:
             """Return every rank's host; [] while this process is not in the list."""
             nonlocal attempt
             if self.rank == 0 and not attempt:
@@ -272,9 +291,9 @@ class Peers:
                 store.set(f"{attempt}/everyone", json.dumps(all_came))
             if not store.check([f"{attempt}/everyone"]):
                 return []
-            everyone = json.loads(store.get(f"{attempt}/everyone"))
-            is_listed = process in (name for name, _ in everyone)
-            return [host for _, host in everyone] if is_listed else []
+            listed = json.loads(store.get(f"{attempt}/everyone"))
+            is_listed = process in (name for name, _ in listed)
+            return [host for _, host in listed] if is_listed else []
 
         def keys() -> list[str]:
             return [f"{attempt}/came/{rank}" for rank in range(self.size)]
@@ -285,7 +304,7 @@ class Peers:
 
         until = time.monotonic() + self.timeout_s
         while time.monotonic() < until:
-            hosts = self._asked(look, SILENT_S)
+            hosts = self._asked(everyone, SILENT_S)
             if hosts is None:
                 raise PeerLost(
                     "rank 0 or its torchrun has ended before all ranks had come"
@@ -294,11 +313,11 @@ class Peers:
                 return attempt, hosts
             time.sleep(LOOK_S)
         who = self._asked(missing, ANSWERS_S) if attempt else None
-        raise self._alone(who or [0], f"and {LOG}")
+        raise self._alone(who or [0], f"and {WHY}")
 
-    def _alone(self, missing: list[int], where: str) -> UserError:
+    def _alone(self, missing: list[int], behind: str) -> UserError:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         waited = f"rank {self.rank} on {self.host} has waited {self.timeout_s / 60:.3g} minutes"
         return UserError(
-            f"{waited} (--timeout-minutes) for rank {named} of {self.size}, which has not come, {where}"
+            f"{waited} (--timeout-minutes) for rank {named} of {self.size}, which has not come, {behind}"
         )

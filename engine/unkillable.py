@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from engine import slurm
-from engine.ranks import is_there
+from engine.ranks import store_listens
 from engine.stop import SIGNALS, say
 from system import processes
 
@@ -313,7 +313,7 @@ class Agent:
         while time.monotonic() < until:
             if command is not None and not of_torchrun and os.fork() == 0:
                 _serve(address, port)
-            is_there(address, port, until)
+            store_listens(address, port, until)
             # that of an earlier run may end just now
             with suppress(RuntimeError):
                 seconds = timedelta(seconds=ANSWER_S)

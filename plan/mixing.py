@@ -86,7 +86,7 @@ class Mixing:
         return 1 - (x1 - x0) * (y1 - y0) / (width * height), 1.0, (x0, y0, x1, y1)
 
 
-SEPARATE = Mixing()
+UNMIXED = Mixing()
 """Nothing is mixed."""
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from contracts import Array
 
 SUPPORT = {"bilinear": 1, "bicubic": 2, "bilinear-no-antialias": 1, "nearest": 1}
-"""Interpolation -> how far it reaches, in pixels of the output, or of the image where these are larger."""
+"""Interpolation -> how far it reaches, in pixels of the output, or of the image, where its pixels are larger."""
 TRIES = 10
-UNIFORMS = 2 * TRIES + 2  # (area, ratio) a try, then the corner
+UNIFORMS = 2 * TRIES + 2  # two a try (area, aspect), and two for the corner
 JITTER = (0.1, 2.0)
 """Smallest and largest factor of large-scale jitter."""
 ZOOM = (1.0, 4.0)
-"""Smallest and largest side of a field that is zoomed out to, in sides of the image."""
+"""Smallest and largest side of the field that an image is put into (`zoomed_out`), in sides of the image."""
 
 
 def random_resized(
@@ -30,9 +30,9 @@ def random_resized(
 ) -> Array:
     """Return int64 [B, 4], regions drawn as torchvision.transforms.RandomResizedCrop.get_params draws them.
 
-    `draws` is float64 [B, UNIFORMS] in [0, 1). Ten tries; a sample for which none fits gets the largest
-    central crop whose aspect ratio is allowed (the paper: Szegedy et al., Going Deeper with Convolutions,
-    2014).
+    `draws` is float64 [B, UNIFORMS] in [0, 1). Each sample has TRIES; where none fits, it gets the largest
+    central crop whose aspect ratio is allowed. The default areas and ratios are those of Szegedy et al.,
+    Going Deeper with Convolutions, 2014.
     """
     height, width = heights.astype(np.float64), widths.astype(np.float64)
     area_draw, ratio_draw = draws[:, : 2 * TRIES : 2], draws[:, 1 : 2 * TRIES : 2]
@@ -51,11 +51,12 @@ def random_resized(
     top = np.floor(draws[:, -1] * (height - h + 1))
 
     none = ~fits.any(axis=1)
-    # too wide or too tall for `ratio`: the limit; else the whole image
+    # where none fits: the whole image, cut to the nearest ratio allowed
     limit_w, limit_h = np.rint(height * ratio[1]), np.rint(width / ratio[0])
     too_wide, too_tall = width / height > ratio[1], width / height < ratio[0]
-    w = np.where(none, np.where(too_wide, np.maximum(limit_w, 1), width), w)
-    h = np.where(none, np.where(too_tall, np.maximum(limit_h, 1), height), h)
+    limited_w = np.where(too_wide, np.maximum(limit_w, 1), width)
+    limited_h = np.where(too_tall, np.maximum(limit_h, 1), height)
+    w, h = np.where(none, limited_w, w), np.where(none, limited_h, h)
     left = np.where(none, (width - w) // 2, left)
     top = np.where(none, (height - h) // 2, top)
     return np.stack([left, top, left + w, top + h], axis=1).astype(np.int64)
@@ -87,12 +88,13 @@ def resize_then_center(
 
 
 def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array, Array]:
-    """Return int64 [B] each, height and width after Resize to a shorter side, one, or one a sample.
+    """Return int64 [B] each, height and width after Resize to a shorter side.
 
-    They are rounded as torchvision and SlowFast do.
+    `shorter`: one number of pixels, or one for each sample [B]. Both are rounded as torchvision and SlowFast
+    do.
     """
     longer = shorter * np.maximum(heights, widths) / np.minimum(heights, widths)
-    other = longer.astype(np.int64)  # int() there
+    other = longer.astype(np.int64)  # rounds down, as torchvision's int() does
     new_h = np.where(heights <= widths, shorter, other)
     return new_h, np.where(widths <= heights, shorter, other)
 
@@ -129,7 +131,8 @@ def crop_of_resized(
     step_y, step_x = heights / new_h, widths / new_w  # source pixels an output pixel
     steps = np.stack([step_x, step_y] * 2, axis=1)
     full = crops * steps
-    # a triangle reaches one output pixel to either side, and at least one source pixel
+    # the filter reaches `support` pixels to either side, of the output or of the image, whichever are
+    # larger; one pixel of the image more is to spare
     reach = support * np.maximum(steps, 1.0) + 1.0
     limit = np.stack([widths, heights], axis=1)
     low = np.clip(np.floor(full[:, :2] - reach[:, :2]), 0, limit - 1)
@@ -143,8 +146,8 @@ def fitted(
 ) -> tuple[Array, Array]:
     """Return int64 [B] each, height and width once the shorter side is `shorter` pixels.
 
-    It is less where the longer side would pass `longer`. Rounded down as torchvision's detectors do
-    (GeneralizedRCNNTransform).
+    The shorter side is less where the longer side would pass `longer`. Both are rounded down as torchvision's
+    detectors do (GeneralizedRCNNTransform).
     """
     scale = np.minimum(
         shorter / np.minimum(heights, widths), longer / np.maximum(heights, widths)
@@ -153,7 +156,8 @@ def fitted(
 
 
 def _scaled(sides: Array, scale: Array) -> Array:
-    return np.maximum((sides * scale).astype(np.int64), 1)  # int() there
+    # rounds down, as torchvision's int() does
+    return np.maximum((sides * scale).astype(np.int64), 1)
 
 
 def jittered(
@@ -162,8 +166,9 @@ def jittered(
     """Return (regions, windows, places): large-scale jitter (Ghiasi et al. 2021) to size x size.
 
     The image is scaled to fit the output, times a factor uniform in JITTER; what is too large is cut at a
-    random place, what is too small lies at the top left. As torchvision's ScaleJitter and its references'
-    FixedSizeCrop, which has one draw for left and top. `draws`: float64 [B, 2], of the scale and the place.
+    random place, what is too small lies at the top left. This is the same as ScaleJitter
+    of torchvision and FixedSizeCrop of its references/detection; the latter has one draw for left and top.
+    `draws`: float64 [B, 2], of the scale and the place.
     """
     factor = np.minimum(size / heights, size / widths) * (
         JITTER[0] + draws[:, 0] * (JITTER[1] - JITTER[0])
@@ -173,12 +178,12 @@ def jittered(
         np.floor(np.maximum(new - size, 0) * draws[:, 1]).astype(np.int64)
         for new in (new_h, new_w)
     )
-    seen = np.stack([np.minimum(new_w, size), np.minimum(new_h, size)], axis=1)
+    shown_size = np.stack([np.minimum(new_w, size), np.minimum(new_h, size)], axis=1)
     corner = np.stack([left, top], axis=1)
-    regions, inner = crop_of_resized(
-        heights, widths, new_h, new_w, np.concatenate([corner, corner + seen], axis=1)
-    )
-    return regions, inner, np.concatenate([np.zeros_like(seen), seen], axis=1)
+    crops = np.concatenate([corner, corner + shown_size], axis=1)
+    regions, windows = crop_of_resized(heights, widths, new_h, new_w, crops)
+    places = np.concatenate([np.zeros_like(shown_size), shown_size], axis=1)
+    return regions, windows, places
 
 
 def zoomed_out(
@@ -187,7 +192,7 @@ def zoomed_out(
     """Return (images, fields): where torchvision's RandomZoomOut puts each image, and in how large a field.
 
     `images` int64 [B, 4] are x0 y0 x1 y1 in the field, `fields` [B, 2] its width and height. Where nothing is
-    drawn the field is the image. `draws`: float64 [B, 4].
+    drawn the field is the image. `draws`, float64 [B, 4]: whether, how far, and the corner's x and y.
     """
     factor = np.where(
         draws[:, 0] < probability, ZOOM[0] + draws[:, 1] * (ZOOM[1] - ZOOM[0]), 1.0
@@ -213,12 +218,14 @@ def placed(images: Array, crops: Array, size: int) -> tuple[Array, Array, Array]
         np.minimum(crops[:, 2:], images[:, 2:]),
     )
     # axes: [B, 2], x and y; in whole numbers, since a side that is rounded down by 1e-16 would lose a pixel
-    first, last = -((corner - low) * size // extent), (high - corner) * size // extent
+    first = -((corner - low) * size // extent)  # up
+    last = (high - corner) * size // extent  # down
     thin = last <= first
     first = np.where(thin, (low - corner) * size // extent, first)
     last = np.where(thin, first + 1, last)
+    # the window: from pixels of the output back to those of the field, counted from the region's corner
     begin = np.where(thin, 0, corner + first * extent / size - low)
     end = np.where(thin, high - low, corner + last * extent / size - low)
-    inner = np.clip(np.concatenate([begin, end], axis=1), 0, np.tile(high - low, 2))
+    windows = np.clip(np.concatenate([begin, end], axis=1), 0, np.tile(high - low, 2))
     regions = np.concatenate([low - images[:, :2], high - images[:, :2]], axis=1)
-    return regions, inner, np.concatenate([first, last], axis=1)
+    return regions, windows, np.concatenate([first, last], axis=1)

@@ -248,8 +248,11 @@ class Console:
             self._print(f"run folder:   {folder}")
             if pictures := sorted(path.name for path in folder.glob("*.png")):
                 self._print(f"pictures:     {', '.join(pictures)}")
-            if best := look_up(summary, "best.checkpoint"):
+            best = look_up(summary, "best.checkpoint")
+            if best and task.predicts:
                 best = shlex.quote(best)
+                if ":" in summary["arch"]:  # a file of weights has no code run
+                    best += f" --arch {shlex.quote(summary['arch'])}"
                 self._print(
                     f"predict:      python train.py --predict FOLDER --resume {best}"
                 )

@@ -1,8 +1,8 @@
 """`python -m scripts.make_map`: writes docs/map.md, a line a file, from the first sentences of docstrings.
 
 A file's line is the first sentence of its docstring, a room's that of its __init__.py; a shell script's is
-its first comment. Files of a folder alone (`_name.py`) share a line without their sentences. A test fails
-where the page is not what this program writes.
+its first comment. Files of a folder alone (`_name.py`) are left out. A test fails where the page is not what this
+program writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,37 +32,47 @@ UNNAMED = "benchmarks/baselines"
 HEAD = """# Map
 
 Files with the first sentences of their docstrings, written by `python -m scripts.make_map`. Rooms are in the order
-in which a sample meets them. A file whose name begins with `_` is of its own folder alone: those share a line.
+in which a sample meets them. A file whose name begins with `_` is of its own folder alone, and left out.
 
 ## To add or change
 
+Look first whether it is there: `python train.py --help-all` lists loaders, readers, augmentations and optimisers. These rows
+stand in `scripts/make_map.py`. Run it again after a new file.
+
 | what | where | what else |
 | --- | --- | --- |
-| a setting | a field in the group of its topic in `settings/`, with `setting(default, tasks=..., needs=...)` | its Facts (`settings/types.py`): `tasks` (by names that are explained there: IMAGES is classification alone), `needs`, `resume`, `evaluation`, `changes_rate`, `recipe`; with `needs` also `CHANGED` in `tests/unit/test_config.py`; a task that reads a setting of other tasks names it in its `TaskKind.also`; `settings/help.py` if most runs need it |
-| a loader | `loaders/images/NAME.py` (or `videos/`, `pairs/`): see [own-loop](own-loop.md) | its `LoaderSpec` in `LOADERS` (`loaders/__init__.py`): help, doctor, auto, bench and conformance read it; `report/advice.py` alone recommends loaders by name; its package, if it has one (the next row) |
+| a setting | a field in the group of its topic in `settings/`, with `setting(default, tasks=..., needs=...)` | its Facts (`settings/types.py`): `tasks` (by names that are explained there), `needs`, `resume`, `evaluation`, `changes_rate`, `recipe`; with `needs` also `CHANGED` in `tests/unit/test_config.py`; a task that reads a setting of other tasks names it in its `TaskKind.also`; `settings/help.py` if most runs need it, or another program has a name for it |
+| a loader | `loaders/images/NAME.py` (or `videos/`, `pairs/`): see [own-loop](own-loop.md) | its `LoaderSpec` in `LOADERS` (`loaders/__init__.py`): help, doctor, auto, bench and conformance read it; `report/advice.py` alone recommends loaders by name; its package, if it has one (the next row); one that only decodes otherwise is a reader (below); of clips: a `Reader` for `ClipLoader`, as in `loaders/videos/decord.py`, with its `EXACT` (files that it is right for; pyav decodes the others), `FROM_RGB` in `tests/conformance/scenes.py` if it gives RGB, and a row in `docs/video.md` |
 | a package that may be missing | where it is imported; `packages` of a `LoaderSpec` | `requirements.txt`, or `OPTIONAL` in `tests/unit/test_packages.py`; the list of mypy in `pyproject.toml`; `DISTRIBUTIONS` in `report/hardware.py`, for its version in summary.json |
 | a reader (decoder of images, `--loader torchvision` and `paired`) | `READERS` in `loaders/images/decoders.py` | the Literal of `reader` in `settings/loading.py`; `FASTEST_FIRST` if its pixels are PIL's, bit for bit; else `DIFFERENCE` in `tests/conformance/test_readers.py` |
 | a stage of a loader's time | `lap("name")` at the END of the stage, in the loader | `OF_A_WORKER` or `OF_THE_THREAD` in `loaders/_stages.py`, and the same in `report/stages.py`: `OF_WORKERS`, `NAMES`; its curve follows; `COMPUTE` in `report/what_if.py` if it waits for nothing |
 | an augmentation | its class and `AUGMENTATIONS` in `plan/augment.py` | its settings in `settings/augmentation.py`, which all tasks that augment read: with `tasks=CLASSIFIERS` where boxes would have to move; its `Purpose` in `plan/draws.py`; a new operation on pixels: `Op` in `plan/ops.py`, `loaders/_ops.py` |
 | the order of samples | `plan/order.py`, and `ordered` of `plan/epoch.py`; `plan/boxes.py`, `plan/patches.py` and `plan/balance.py` have their own | the plan's `ordering`: a checkpoint holds it, and a resumed run compares it; `order` (`--order`) in `settings/data.py`, which `pair` in `tasks/_plans.py` turns into `shuffled` |
 | a store of samples | `dataset/stores/NAME.py`: see [data](data.md#a-source-of-your-own) | `SOURCES` in `dataset/stores/__init__.py`; `LAYOUTS` in `tests/conformance/sources.py`; to write it: `FORMATS` in `scripts/_stores.py` |
-| a kind of shards | `dataset/stores/NAME.py` with `ENDING` and `walk` alone (`ShardStore` does the rest) | as a store of samples, and the lists of kinds in `tests/conformance/test_sources.py` |
-| a task | `tasks/NAME.py`, which exports `KIND`: see [own-task](own-task.md) | `TASKS` in `tasks/__init__.py`; where its network does not give [B, outputs] `CASES` in `tests/conformance/tasks.py`; of another medium also `dataset/open.py` |
+| a kind of shards | `dataset/stores/NAME.py` with `ENDING` and `walk` alone (`ShardStore` does the rest); each image is one range of bytes of its shard | as a store of samples, and the lists of kinds in `tests/conformance/test_sources.py`; compressed entries need a store of their own; the label may be the shard's own name |
+| a column of samples | `COLUMNS`, `EXTRA` and `VERSION` of a class below `Images`, as `ShardImages` in `dataset/stores/shards.py` | who lists the samples writes it; in a list: `Grammar` and `VERSION` of `dataset/scan/lists.py`, `dataset/stores/list.py` |
+| an object storage | `PACKAGES` in `dataset/stores/remote.py`: the protocol and fsspec's package | `BUCKETS` in `dataset/scan/manifest.py` if a key may hold "?"; `docs/data.md`; `dataset/stores/mirror.py` uploads a run's folder and stays |
+| a task | `tasks/NAME.py`, which exports `KIND`: see [own-task](own-task.md) | `TASKS` in `tasks/__init__.py`; where its network does not give [B, outputs] `CASES` in `tests/conformance/tasks.py`; a plan of its own: `PLANS` in `tests/conformance/plans.py`; with a second file a sample a loader, as `loaders/pairs/`; of a new medium `Medium` in `loaders/__init__.py` |
+| a network of super-resolution | `ARCHITECTURES` in `models/superres.py` | a new loss: `Superres.losses` in `tasks/superres.py`, the Literals there; `configs/superres/`, `docs/superres.md` |
+| a term of a loss of classes | `Classification` in `tasks/classification.py`: a field, and `_loss`; `ClassificationKind.tasks` fills it | its setting with `tasks=CLASSIFIERS`; videos inherit it; validation has a loss of its own |
+| what a sample weighs | `weights` of `Classification`, by id; `--balance loss` makes them from columns | plans and loaders do not know of it |
 | a figure of a task | `FIGURES` in `tasks/NAME.py`: a `Figure` says its title, chart and unit | the task's metric gives it; of COCO's own `FIGURES` in `tasks/_coco.py`, in the order of `stats`, and `TITLES` or `CHARTS` in `tasks/detection.py`; of classification `MOST` in `tasks/_predictions.py`, the classes that are kept of a sample, and `FIGURES_OF_SETS`, which takes figures by their places |
 | a registry of networks, `--arch PREFIX/NAME` | `models/NAME.py` with the functions of `Registry` (`models/__init__.py`); `names` gives them with the prefix | the prefix in `others` of the task, as in `tasks/classification.py` |
-| an optimiser | a `Kind` in `OPTIMIZERS`, `engine/optimizers.py` | `state` and `skips` of the `Kind`; in `settings/optimisation.py` the Literal of `optimizer`, and `needs=("optimizer", ...)` of what it reads; `docs/recipes.md` |
+| an optimiser | a `Kind` in `OPTIMIZERS`, `engine/optimizers.py` | `state`, `skips` and `capturable` of the `Kind`; in `settings/optimisation.py` the Literal of `optimizer`, and `needs=("optimizer", ...)` of what it reads; `docs/recipes.md` |
 | a schedule | `learning_rate` in `engine/schedules.py` | in `settings/optimisation.py` the Literal of `schedule`, and `needs=("schedule", ...)` of what it reads; `docs/recipes.md` |
-| what a checkpoint holds | `Content` and `Checkpoints.content` in `engine/checkpoint.py`; beside the state `saved` in `train.py`, its settings `Start.kept` in `tasks/initial_state.py` | `FORMAT` is raised where an earlier checkpoint would not do; `Resume` reads it |
+| what a checkpoint holds | `Content` and `Checkpoints._live` in `engine/checkpoint.py`, which reads the optimiser's groups in `load_optimizer`; beside the state `saved` in `train.py`, its settings `Start.kept` in `tasks/initial_state.py` | `FORMAT` is raised only where earlier checkpoints would not do: all of them are then refused; `read` is where one may be translated |
 | when last.pt is written | `engine/loop.py` | `engine/watch.py` ends a rank that hangs |
-| signals | `engine/stop.py`, `engine/watch.py` (a main thread that hangs), `settings/preflight.py` (while imports run) | |
-| a curve on TensorBoard | its tag in `Reporter.window` (or `train`), `report/reporter.py` | `SCALARS` in `report/tensorboard.py` for a chart or an HPARAMS column; a figure of a window comes from `report/meter.py` or `report/hardware.py` |
-| a key of summary.json | `Reporter._summary` in `report/reporter.py`; what it adds up, or describes, is in `report/summary.py`, and of the machine `hardware()` in `report/hardware.py` | `LINES` in `report/console.py` for the closing table |
-| a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `LEVERS` of `scripts/tune.py` are tried, the most promising first |
+| when a rank counts as lost | `SILENT_S` in `engine/ranks.py`; of agents that in `engine/unkillable.py` | the 45 s in `docs/cluster.md`, `FOUND_S` in `tests/end_to_end/test_agents.py`; `--timeout-minutes` is for ranks that live and do not come |
+| signals | `SIGNALS` in `engine/stop.py`; `engine/loop.py` does what they ask | while imports run: `settings/preflight.py`; a main thread that hangs: `engine/watch.py`; children ignore them: `system/processes.py`; torchrun: `scripts/entry_point.py`; agents: `engine/unkillable.py`; `docs/cluster.md` |
+| a curve on TensorBoard, a chart of CUSTOM SCALARS | its tag in `Reporter.window` (or `train`), `report/reporter.py` | `SCALARS` in `report/tensorboard.py` for a chart (its title, and the tag's first word as its section) or an HPARAMS column; a figure of a window comes from `report/meter.py` or `report/hardware.py` |
+| a key of summary.json | `Reporter._summary` in `report/reporter.py`; what it adds up, or describes, is in `report/summary.py`, and of the machine `hardware()` in `report/hardware.py` | `LINES` in `report/console.py` for the closing table; a count of the whole run is a field of `Progress` (`engine/checkpoint.py`), which `engine/loop.py` counts; `docs/rates.md` |
+| a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `LEVERS` of `scripts/tune.py` are tried, the most promising first; what it asks of the run is a key of summary.json; a case in `tests/unit/test_what_if.py` |
+| a planted bottleneck | a case in `configs/planted/NAME.yaml` | a function in `scripts/planted.py` where no flag plants it; `tests/end_to_end/test_planted.py` where two cores show it; `docs/planted.md` |
 | what "change first" says | the best prediction that gains a tenth; else a sentence of `report/advice.py` | a case in `tests/unit/test_report_advice.py` |
-| an axis of `bench train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there |
+| an axis of `bench train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there; `by_hand_flags`, and `theirs` in `points`, if loops by hand follow it |
 | a tracker, `--log NAME` | its class and `TRACKERS` in `report/sinks.py` | the Literal of `log` in `settings/run.py` |
 | an exit code | `engine/exit_codes.py` | its row in `docs/cluster.md`; `deploy/` where a scheduler acts on it |
-| a row of `scripts.doctor` | its function and `PROBES` in `scripts/_probes.py` | |
+| a row of `scripts.doctor` | its function and `PROBES` in `scripts/_probes.py` | a package is imported inside that function |
 """  # noqa: E501
 
 
@@ -96,7 +105,6 @@ def first_sentence(path: Path) -> str:
 
 def of_a_room(room: str, names: Sequence[str], root: Path) -> Iterator[str]:
     """Yield the lines of the files of a room. Raises ValueError for a file without a docstring."""
-    private: dict[str, list[str]] = {}
     for name in names:
         folder, _, file = name.rpartition("/")
         if folder.partition("/")[0] != room or not file.endswith((".py", ".sh")):
@@ -108,15 +116,8 @@ def of_a_room(room: str, names: Sequence[str], root: Path) -> Iterator[str]:
                 yield f"- `{name}` {sentence}"
         elif not sentence:
             raise ValueError(f"{name} has no docstring, which the map is made of")
-        elif file.startswith("_"):
-            private.setdefault(folder, []).append(f"`{file}`")
-        elif folder != UNNAMED:
+        elif not file.startswith("_") and folder != UNNAMED:
             yield f"- `{name}` {sentence}"
-    for folder, files in private.items():
-        text = f"- Of `{folder}/` alone: {', '.join(files)}."
-        yield from textwrap.wrap(
-            text, 125, subsequent_indent="  ", break_on_hyphens=False
-        )
 
 
 def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:

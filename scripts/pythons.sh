@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tries every Python, with the newest packages and with the lowest ones that requirements.txt allows. It installs them,
-# trains the demo's first epoch, runs the quick tests and prints the table of docs/pythons.md.
+# trains the demo's first epoch, runs the quick tests and prints a table.
 #
 #   scripts/pythons.sh [VERSION ...]     such as 3.12; all from the lowest to the newest without it
 #

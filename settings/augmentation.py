@@ -10,7 +10,7 @@ from settings.cli import Settings
 from settings.types import (
     AUGMENTED,
     CLASSIFIERS,
-    IMAGES,
+    LABELLED_IMAGES,
     STILLS,
     Facts,
     NotNegative,
@@ -36,30 +36,30 @@ class AugmentationSettings(Settings):
     )
     """Height and width of the validation images, in pixels, where they are others: torchvision trains
     ResNet-50 at 176 and validates at 224. For detectors it is the shorter side. Default: --image-size."""
-    image_size_start: Side | None = setting(None, tasks=IMAGES)
+    image_size_start: Side | None = setting(None, tasks=LABELLED_IMAGES)
     """Height and width of the training images in the first epochs, pixels: smaller than --image-size, to
     which they grow as --image-size-ramp says. Default: the same size in all epochs."""
     image_size_ramp: tuple[NonNegativeInt, NonNegativeInt] | None = setting(
-        None, tasks=IMAGES
+        None, tasks=LABELLED_IMAGES
     )
     """Growing training images: the last epoch with --image-size-start, and the first with --image-size, from
     0 on; in between in proportion, rounded to multiples of 32. FFCV's 16 epochs: 11 13."""
     interpolation: (
         Literal["bilinear", "bicubic", "bilinear-no-antialias", "nearest"] | None
-    ) = setting(None, tasks=IMAGES, evaluation="checkpoint")
+    ) = setting(None, tasks=LABELLED_IMAGES, evaluation="checkpoint")
     """How images are resized. bilinear and bicubic are antialiased, as Pillow does. Default: what the
     architecture's weights were made for, mostly bilinear."""
     train_window: Literal["random-resized", "center", "stretch"] = setting(
-        "random-resized", tasks=IMAGES
+        "random-resized", tasks=LABELLED_IMAGES
     )
     """Training window: torchvision's RandomResizedCrop, the validation's centre crop, or the whole image
     stretched."""
     crop_scale: tuple[FiniteFloat, FiniteFloat] = setting(
-        (0.08, 1.0), tasks=IMAGES, needs=("train_window", "random-resized")
+        (0.08, 1.0), tasks=LABELLED_IMAGES, needs=("train_window", "random-resized")
     )
     """RandomResizedCrop: smallest and largest area, as a share of the image's."""
     crop_ratio: tuple[FiniteFloat, FiniteFloat] = setting(
-        (3 / 4, 4 / 3), tasks=IMAGES, needs=("train_window", "random-resized")
+        (3 / 4, 4 / 3), tasks=LABELLED_IMAGES, needs=("train_window", "random-resized")
     )
     """RandomResizedCrop: smallest and largest width / height."""
     flip: Share = 0.5
@@ -82,13 +82,13 @@ class AugmentationSettings(Settings):
     blur: Share = setting(0.0, tasks=CLASSIFIERS)
     """Probability of a Gaussian blur of 0.1 to 2 pixels."""
     transforms: str | None = setting(
-        None, tasks=IMAGES, needs=("loader", "torchvision")
+        None, tasks=LABELLED_IMAGES, needs=("loader", "torchvision")
     )
     """A function of your own, package.module:function, that changes each training image in the worker:
     f(image, rng) takes and returns uint8 [height, width, 3]. For images with a label, by the torchvision
     loader."""
     transforms_on: Literal["output", "region"] = setting(
-        "output", tasks=IMAGES, needs=("loader", "torchvision")
+        "output", tasks=LABELLED_IMAGES, needs=("loader", "torchvision")
     )
     """Which pixels that function gets: output = those that the network will see, before they are flipped;
     region = those of the training window at the file's own size, before it is resized."""
@@ -107,7 +107,7 @@ class AugmentationSettings(Settings):
     mix_switch_prob: Share = setting(0.5, tasks=CLASSIFIERS)
     """Probability of cutmix where both are on."""
     val_window: Literal["center", "stretch"] | None = setting(
-        None, tasks=IMAGES, changes_rate=False, evaluation="checkpoint"
+        None, tasks=LABELLED_IMAGES, changes_rate=False, evaluation="checkpoint"
     )
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched. Default: what the
     architecture's weights were made for, mostly center."""
@@ -118,7 +118,7 @@ class AugmentationSettings(Settings):
     224, rounded down, or what the --weights of that name were measured with; for --val-crops 3 the image
     size."""
     val_crop_share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = setting(
-        None, tasks=IMAGES, changes_rate=False, evaluation="checkpoint"
+        None, tasks=LABELLED_IMAGES, changes_rate=False, evaluation="checkpoint"
     )
     """Validation: share of the shorter side that the crop takes, in place of --val-resize, which is then the
     crop's side over it, rounded down. It is timm's --crop-pct."""

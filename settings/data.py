@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt
 
 from contracts import MAX_PIXELS
 from settings.cli import FolderOrUrl, Settings
-from settings.types import AUGMENTED, CLASSIFIERS, IMAGES, STILLS, setting
+from settings.types import AUGMENTED, CLASSIFIERS, LABELLED_IMAGES, STILLS, setting
 
 
 class Data(Settings):
@@ -36,7 +36,7 @@ class Data(Settings):
         0, tasks=CLASSIFIERS, changes_rate=False
     )
     """Seed of --val-share: with another one other files validate."""
-    multi_label: bool = setting(False, tasks=IMAGES)
+    multi_label: bool = setting(False, tasks=LABELLED_IMAGES)
     """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
     loss is that of --loss bce, and the figure is mAP."""
     trust_list: bool = setting(

@@ -13,13 +13,11 @@ def cores() -> float:
     """Return the CPU cores that this process may use: its affinity, or the container's quota where that is
     less."""
     affinity = float(len(os.sched_getaffinity(0)))
+    # cgroup v2, then v1
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # no such file, 'max'
-            quota, period = (
-                int(word)
-                for name in names
-                for word in (CGROUP / name).read_text().split()
-            )
+        with suppress(OSError, ValueError):  # a file is missing, or says 'max'
+            words = " ".join((CGROUP / name).read_text() for name in names)
+            quota, period = map(int, words.split())
             if quota > 0:
                 return min(affinity, quota / period)
     return affinity
@@ -29,7 +27,8 @@ def memory_bytes() -> int:
     """Return the memory in bytes that this process may use: the machine's, or the container's limit where
     that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    # cgroup v2, then v1
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # no such file, 'max'
+        with suppress(OSError, ValueError):  # the file is missing, or says 'max'
             limits.append(int((CGROUP / name).read_text()))
     return min(limits)

@@ -129,7 +129,7 @@ class CocoAP:
         for kind in self._kinds:
             prefix = _coco.PREFIXES[kind]
             entries = _results.entries(detections, kind)
-            files[_results.file_name(kind)] = _results.written(entries)
+            files[_results.file_name(kind)] = _results.encoded(entries)
             scores = _coco.score(columns, entries, kind=kind, evaluator=self._evaluator)
             figures |= scores.figures()
             for category, value in scores.by_category().items():

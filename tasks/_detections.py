@@ -86,7 +86,7 @@ def write_detections(
     files = []
     for kind in kinds:
         files.append(folder / _results.file_name(kind))
-        files[-1].write_bytes(_results.written(_results.entries(detections, kind)))
+        files[-1].write_bytes(_results.encoded(_results.entries(detections, kind)))
     images = []
     for place, name in enumerate(asked.names):
         sample = int(asked.samples[place])

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from contracts import Batch, Task, UserError
-from models import Native
+from models import Native, Unusable
+from models._weights import dry_run, suiting
 from system import torch_files
 from tasks import architecture
 from tasks.kind import TaskKind
@@ -59,11 +60,12 @@ def read_teacher(
     native: Native,
     classes: Sequence[str],
     shape: tuple[int, ...],
+    start: int | None = None,
 ) -> nn.Module:
     """Return the network of a checkpoint of ours, frozen and as in a validation, for batches of `shape`.
 
-    Raises UserError where it is none, or is of other classes or of images that were normalised otherwise, and
-    models.Unusable where its weights do not fit.
+    `start` is --image-size-start. Raises UserError where it is none, or is of other classes or of images that
+    were normalised otherwise, and models.Unusable where its weights, or the sizes, do not fit.
     """
     flag = f"--teacher {path}"
     if not Path(path).is_file():
@@ -96,6 +98,15 @@ def read_teacher(
             raise UserError(
                 f"{flag}: its images had another --{name}; give --{name} {words}"
             )
-    registry, arch = architecture(kind, content["arch"])
-    network, _ = registry.build(arch, classes=len(classes), shape=shape, weights=path)
+    try:
+        registry, arch = architecture(kind, content["arch"], flag)
+        network, _ = registry.build(
+            arch, classes=len(classes), shape=shape, weights=path
+        )
+        if start:
+            got = f"--image-size-start {start}"
+            with suiting(arch, got, f"{shape[-1]} pixels alone"):
+                dry_run(network, (*shape[:-2], start, start))
+    except Unusable as error:
+        raise Unusable(f"{flag}: {error}".replace(f"--weights {path}", "it")) from None
     return network.requires_grad_(False).eval()

@@ -46,6 +46,8 @@ def checked(code: Any, height: int, width: int) -> dict[str, Any]:
 
     runs, size = run_lengths(code)
     if size != (height, width):
-        raise Rejected(f"size {size}")
+        raise Rejected(
+            f"segmentation: its size is {list(size)}, the image's is {[height, width]}"
+        )
     plain = {"size": [height, width], "counts": runs.tolist()}
     return dict(coder.frPyObjects(plain, height, width))

@@ -17,7 +17,7 @@ from tasks._coco import Detections
 
 KEYS = {"boxes": "bbox", "masks": "segmentation", "keypoints": "keypoints"}
 """What is scored -> its key in a results file."""
-SHORT = Repr()
+SHORTENED = Repr()
 """Shows a value in few characters, however deep or long it is."""
 Entries = list[dict[str, Any]]
 
@@ -44,8 +44,11 @@ def entries(detections: Detections, kind: str) -> Entries:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def written(found: Entries) -> bytes:
-    """Return a results file, with an entry a line. Numbers stay as they are, for --score."""
+def encoded(found: Entries) -> bytes:
+    """Return a results file, with an entry a line.
+
+    Numbers are not rounded, so that --score gives the same figures.
+    """
     return ("[" + ",\n".join(map(json.dumps, found)) + "]\n").encode()
 
 
@@ -67,8 +70,8 @@ def read(path: Path) -> tuple[list[Any], list[str]]:
     except (ValueError, RecursionError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"--score {path}: is no JSON: {said}") from None
-    if found == []:  # nothing was found
-        return found, ["boxes"]
+    if found == []:
+        return found, ["boxes"]  # an empty list is scored as boxes
     first = found[0] if isinstance(found, list) else None
     kinds = [
         kind for kind, key in KEYS.items() if isinstance(first, dict) and key in first
@@ -84,7 +87,7 @@ def checked(path: Path, found: list[Any], kind: str, columns: Any) -> Entries:
 
     Raises UserError that names the first bad entry.
     """
-    samples = {int(image): at for at, image in enumerate(columns.image_id)}
+    samples = {int(image): sample for sample, image in enumerate(columns.image_id)}
     categories = set(np.asarray(columns.category_ids).tolist())
     key = KEYS[kind]
     length = 4 if kind == "boxes" else 3 * columns.keypoints.shape[1]
@@ -96,33 +99,40 @@ def checked(path: Path, found: list[Any], kind: str, columns: Any) -> Entries:
             )
             sample = samples[image]
             if category not in categories:
-                raise ValueError("unknown category")
+                raise ValueError("its category is none of the annotations")
             if kind == "masks":
                 size = int(columns.height[sample]), int(columns.width[sample])
                 shape = _masks.checked(shape, *size)
             else:
-                _require_numbers(shape, length)
-            _require_numbers([entry["score"]], 1)
+                _require_numbers(key, shape, length)
+            _require_numbers("score", [entry["score"]], 1)
             if kind == "boxes" and min(shape[2:]) < 0:
-                raise ValueError("a negative size")
-        except (KeyError, TypeError, ValueError, Rejected):
-            raise UserError(
-                f"--score {path}: entry {place} {SHORT.repr(entry)} has no {key} and score "
-                "of a scanned image, or no category of the annotations"
-            ) from None
+                raise ValueError("bbox has a negative size")
+        except (KeyError, TypeError, ValueError, Rejected) as error:
+            said = (
+                f" has no {key} and score of a scanned image, or no category of the annotations"
+                if isinstance(error, (KeyError, TypeError))
+                else f": {error}"
+            )
+            shown = SHORTENED.repr(entry)
+            raise UserError(f"--score {path}: entry {place} {shown}{said}") from None
         kept.append(
-            {"image_id": image, "category_id": category, key: shape}
-            | {"score": entry["score"]}
+            {
+                "image_id": image,
+                "category_id": category,
+                key: shape,
+                "score": entry["score"],
+            }
         )
     return kept
 
 
-def _require_numbers(values: Any, length: int) -> None:
+def _require_numbers(key: str, values: Any, length: int) -> None:
     """Raise ValueError unless these are `length` finite numbers."""
-    # true is no number; a whole number may be larger than any float64
+    # true is no number; a whole number may be larger than any float64; the comparison also refuses nan
     if (
         not isinstance(values, list)
         or len(values) != length
         or any(type(one) not in (int, float) or not abs(one) < 1e300 for one in values)
     ):
-        raise ValueError(f"{length} finite numbers are due")
+        raise ValueError(f"{key} has to have finite numbers: {length}")

@@ -31,7 +31,7 @@ from models import Native, Registry
 from models import classification as architectures
 from plan.epoch import exif_of
 from plan.images import ImagePlan
-from plan.mixing import SEPARATE, Mixing
+from plan.mixing import UNMIXED, Mixing
 from plan.targets import IGNORE, label_targets
 from settings.config import Config
 from tasks._classification_report import Validated, calibration_error
@@ -73,10 +73,10 @@ class Classification:
     binary: bool = False  # --loss bce
     threshold: float | None = None  # --bce-threshold
     auxiliary_weight: float = 0.0  # of the losses of outputs after the first
-    mixing: Mixing = SEPARATE
+    mixing: Mixing = UNMIXED
     weights: Array | None = None  # [n], of the samples in training; their mean is 1
     # what a validation is of, for its files and pictures
-    validated: Validated | None = None
+    val_set: Validated | None = None
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return {"labels": int64 [B]}, IGNORE where the row is padding, and plan.mixing's where it mixes.
@@ -85,6 +85,7 @@ class Classification:
         """
         targets = label_targets(self.labels, rows)
         if self.weights is not None:
+            # padding has the id -1
             weights = self.weights[np.where(rows.valid, rows.ids, 0)]
             targets["weights"] = weights.astype(np.float32)
         return targets | self.mixing.targets(rows) if self.mixing.mixes else targets
@@ -128,7 +129,7 @@ class Classification:
         return {}
 
     def metric(self, device: torch.device) -> Metric:
-        return TopK(device, self.validated, binary=self.binary)
+        return TopK(device, self.val_set, binary=self.binary)
 
 
 def cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
@@ -161,8 +162,8 @@ def binary_cross_entropy(
     """Return fp32 [B]: binary cross entropy, the mean over the classes (Wightman et al. 2021,
     arXiv:2110.00476); 0 where a row is not `valid`.
 
-    `logits` and `targets` are [B, C]; `smoothing` of the targets is spread over all classes, and with a
-    `threshold` what is above it is 1, the others 0.
+    `logits` and `targets` are [B, C]. `smoothing` spreads that share of the targets over all classes. With
+    `threshold`, targets above it are then 1, all others 0.
     """
     wanted = targets * (1 - smoothing) + smoothing / logits.shape[1]
     if threshold is not None:
@@ -174,17 +175,17 @@ def binary_cross_entropy(
 
 
 @dataclass(frozen=True, eq=False)
-class Tags(Classification):
+class LabelSets(Classification):
     """contracts.Task with a set of labels an image: `labels` [n] are the images' sets.
 
     Images that are mixed have both sets, each with its share. The loss is binary cross entropy.
     """
 
-    several: Array = field(kw_only=True)  # bool [sets, C], the classes of each set
+    classes_of_set: Array = field(kw_only=True)  # bool [sets, C]
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return Classification's, and "wanted": float32 [B, C], 1 for each label; 0 where it is padding."""
-        wanted = self.several[self.labels[np.where(rows.valid, rows.ids, 0)]]
+        wanted = self.classes_of_set[self.labels[np.where(rows.valid, rows.ids, 0)]]
         wanted = wanted.astype(np.float32) * rows.valid[:, None]
         return {**super().targets(rows), "wanted": wanted}
 
@@ -192,7 +193,7 @@ class Tags(Classification):
         return self._binary_loss(logits, batch.targets["wanted"], batch)
 
     def metric(self, device: torch.device) -> Metric:
-        return MeanPrecision(self.several.shape[1], self.validated)
+        return MeanPrecision(self.classes_of_set.shape[1], self.val_set)
 
 
 class TopK:
@@ -204,11 +205,11 @@ class TopK:
     def __init__(
         self,
         device: torch.device,
-        validated: Validated | None = None,
+        val_set: Validated | None = None,
         *,
         binary: bool = False,
     ) -> None:
-        self._validated = validated
+        self._val_set = val_set
         self._classes = 0
         # loss in LOSS_UNIT, losses left out of the sum
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
@@ -218,6 +219,7 @@ class TopK:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         self._classes = logits.shape[1]
         self._collected.add(batch.ids, logits, batch.targets["labels"], batch.valid)
+        # comparable whatever the training loss
         losses = cross_entropy(logits, batch, 0.0)
         finite = torch.isfinite(losses)
         # whole numbers add up to the same sum in any order, and so on any number of ranks
@@ -228,8 +230,8 @@ class TopK:
     def result(self, world: World) -> dict[str, Any]:
         """Return top1, top5 (shares), loss (mean), ece, samples, and how many losses, outputs are not finite.
 
-        There is no top5 of five classes or fewer. Such losses are left out of the mean; samples with such
-        outputs are wrong.
+        There is no top5 of five classes or fewer. Losses that are not finite are left out of the mean; samples
+        with such outputs are wrong.
         """
         units, left_out = (int(value) for value in world.sum(self._sums.cpu().numpy()))
         answers = self._collected.answers(world)
@@ -241,7 +243,7 @@ class TopK:
             "samples": samples,
             "losses_not_finite": left_out,
             "outputs_not_finite": int((~answers.finite).sum()),
-            "extras": extras_of(answers, self._validated, world),
+            "extras": extras_of(answers, self._val_set, world),
         }
 
 
@@ -255,7 +257,7 @@ def mean_loss(units: int, samples: int, left_out: int) -> float:
 def accuracies(answers: Answers, samples: int, classes: int) -> dict[str, float]:
     """Return top1 and top5 as shares of `samples`; an output that is no number is wrong.
 
-    There is no top5 where there are not more `classes` than that.
+    With MOST `classes` or fewer there is no top5.
     """
     # axes: [n, k], whether the sample's class is the one in this place
     right = (answers.classes == answers.labels[:, None]) & answers.finite[:, None]
@@ -267,13 +269,13 @@ def accuracies(answers: Answers, samples: int, classes: int) -> dict[str, float]
 class MeanPrecision:
     """contracts.Metric: mAP, the mean over the classes of the average precision, and the loss.
 
-    Holds 8 n C bytes on the device. A class without a sample counts for nothing. Of an output that is no
-    number all scores are the least.
+    Holds 8 n C bytes on the device, of this rank's n samples. A class without a sample counts for nothing. A
+    sample whose output is not finite ranks last.
     """
 
-    def __init__(self, classes: int, validated: Validated | None = None) -> None:
+    def __init__(self, classes: int, val_set: Validated | None = None) -> None:
         self._classes = classes
-        self._validated = validated
+        self._val_set = val_set
         # ids on the host; on the device logits and wanted [B, C], labels and valid [B]
         self._parts: list[tuple[Any, ...]] = []
 
@@ -287,15 +289,15 @@ class MeanPrecision:
     def result(self, world: World) -> dict[str, Any]:
         """Return map (0..1), loss (mean), samples, and how many losses and outputs are not finite.
 
-        Beside them `extras` has tasks._predictions.Answers as `answers`, and files where it was `validated`.
+        Beside them `extras` has tasks._predictions.Answers as `answers`, and files where there is a `val_set`.
         """
         none = np.zeros((0, self._classes), np.float32)
         parts: list[tuple[Array, ...]] = [
             (np.zeros(0, np.int64), none, none, np.zeros(0, np.int64))
         ]
         for ids, *tensors, valid in self._parts:
-            rows = valid.cpu().numpy()
-            parts.append((ids[rows], *(one.cpu().numpy()[rows] for one in tensors)))
+            kept = valid.cpu().numpy()
+            parts.append((ids[kept], *(one.cpu().numpy()[kept] for one in tensors)))
         everyone = [part for own in world.gather(parts) for part in own]
         columns = [np.concatenate(column) for column in zip(*everyone, strict=True)]
         order = np.argsort(columns[0], kind="stable")
@@ -320,8 +322,8 @@ class MeanPrecision:
         known = [one for one in precisions if one is not None]
         answers = answers_of(ids, logits, labels, binary=True)
         files = {}
-        if self._validated is not None and world.rank == 0:
-            tables = self._validated.tables_of_sets(answers, wanted, precisions)
+        if self._val_set is not None and world.rank == 0:
+            tables = self._val_set.tables_of_sets(answers, wanted, precisions)
             files = {"files": tables}
         return {
             "map": float(np.mean(known)) if known else 0.0,
@@ -350,15 +352,15 @@ def average_precision(scores: Array, wanted: Array) -> float | None:
 
 
 def extras_of(
-    answers: Answers, validated: Validated | None, world: World
+    answers: Answers, val_set: Validated | None, world: World
 ) -> dict[str, Any]:
     """Return the `extras` of a validation; files and pictures are made by rank 0 alone."""
-    made = {} if validated is None or world.rank else validated.extras(answers)
+    made = {} if val_set is None or world.rank else val_set.extras(answers)
     return {"answers": answers, **made}
 
 
 def balancing(config: Config, columns: Any) -> Array | None:
-    """Return what each sample's loss is weighed by, [n], so that every class counts alike; None: all by 1.
+    """Return what each sample's loss is weighed by, [n], so that every class counts alike; None: each counts 1.
 
     The mean over the samples is 1. It is a function of the whole data set, so ranks change nothing. Raises
     UserError where samples are mixed, which then have two classes.
@@ -416,7 +418,7 @@ class ClassificationKind(TaskKind):
         }
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
-        """Return what makes the task of a split of settings of the loss, as Classification takes them."""
+        """Return a function: Classification's keywords -> the Task of this split."""
         return partial(Classification, columns.label)
 
     def tasks(
@@ -433,18 +435,18 @@ class ClassificationKind(TaskKind):
             mixing=mixing(config.augmentation),
             weights=balancing(config, columns),
         )
-        validated = None
+        val_set = None
         if config.run.predict is None:  # what is predicted has no labels
             classes, turns = val.columns.classes, exif_of(val.columns)
-            validated = Validated(classes=classes, source=val.source, turns=turns)
-        return train, self.task_of(val.columns)(binary=binary, validated=validated)
+            val_set = Validated(classes=classes, source=val.source, turns=turns)
+        return train, self.task_of(val.columns)(binary=binary, val_set=val_set)
 
     def predicting(
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does: a validation whose labels mean nothing. Raises UserError."""
-        nothing = np.zeros(len(found.columns.classes), np.int64)
-        split = replace(found, columns=found.columns.numbered(nothing, classes))
+        no_labels = np.zeros(len(found.columns.classes), np.int64)
+        split = replace(found, columns=found.columns.numbered(no_labels, classes))
         _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
         write = partial(write_answers, classes=classes)
         return Predicting(split=split, task=task, write=write)
@@ -459,7 +461,7 @@ class SetsKind(ClassificationKind):
         several = getattr(columns, "several", None)
         if several is None:  # of files without labels
             several = np.zeros((len(columns.classes),) * 2, bool)
-        return partial(Tags, columns.label, several=several)
+        return partial(LabelSets, columns.label, classes_of_set=several)
 
     def tasks(
         self, config: Config, splits: Splits, auxiliary_weight: float

@@ -184,6 +184,11 @@ class TaskKind(ABC):
         """
         raise UserError(f"--predict is not for --task {self.name}")
 
+    @property
+    def predicts(self) -> bool:
+        """Whether it has predictions."""
+        return type(self).predicting is not TaskKind.predicting
+
     def content(self, config: Config) -> Content:
         """Return what the data set holds, which says how --data is read."""
         return "videos" if self.medium == "videos" else "images"

@@ -43,7 +43,7 @@ class Video(Classification):
         return {**super().targets(rows), "videos": rows.ids}
 
     def metric(self, device: torch.device) -> Metric:
-        return ViewMean(self.labels, device, self.validated, binary=self.binary)
+        return ViewMean(self.labels, device, self.val_set, binary=self.binary)
 
 
 class ViewMean:
@@ -58,13 +58,13 @@ class ViewMean:
         self,
         labels: np.ndarray,
         device: torch.device,
-        validated: Validated | None = None,
+        val_set: Validated | None = None,
         *,
         binary: bool = False,
     ) -> None:
         self._labels = np.asarray(labels)
         self._binary = binary
-        self._validated = validated
+        self._val_set = val_set
         self._device = device
         # int64 [n, C + 3]: logits in LOSS_UNIT, views, views left out, those of them that are no numbers
         self._sums: torch.Tensor | None = None
@@ -118,7 +118,7 @@ class ViewMean:
             "views": int(views.sum()),
             "losses_not_finite": int(left_out.sum()),
             "outputs_not_finite": int(np.count_nonzero(not_finite)),
-            "extras": extras_of(answers, self._validated, world),
+            "extras": extras_of(answers, self._val_set, world),
         }
 
 

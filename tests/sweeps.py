@@ -31,6 +31,11 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
+    # runs: a rank that is killed elsewhere than between two steps
+    **{
+        f"{RUNS}torchrun.py::test_a_rank_that_is_killed[{moment}]": "steps"
+        for moment in ("checkpoint", "validation")
+    },
     # architectures
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{

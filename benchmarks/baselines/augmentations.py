@@ -1,4 +1,4 @@
-"""The training transform with colours as each library of augmentations has it. Uses nothing of ours.
+"""The training transform, with colour jitter, by each library of augmentations. Uses nothing of ours.
 
 From a file to fp32 [3, size, size]: a random window of 8 to 100 % of the image, resized bilinearly; a flip of
 every second one; brightness, contrast and saturation scaled by up to 1 +- 0.4; normalised. All decode with
@@ -16,6 +16,7 @@ import torch
 from benchmarks.baselines.pytorch import MEAN, STD, Array, Load
 
 SCALES = (0.6, 1.4)
+"""Range of each factor: of brightness, contrast and saturation."""
 
 
 def _decoded(file: str) -> Array:
@@ -51,11 +52,11 @@ def albumentations(size: int) -> Load:
         a.Normalize(MEAN, STD),
     ]
     transform = a.Compose(steps)
-    return lambda file: _planes(transform(image=_decoded(file))["image"])
+    return lambda file: _channels_first(transform(image=_decoded(file))["image"])
 
 
 def kornia(size: int) -> Load:
-    """Return the transform of kornia, which is of batches of floats; a crop is a slice that is resized."""
+    """Return the transform of kornia, which takes batches of floats. `slice` cuts before it resizes."""
     from kornia import augmentation as k
 
     transform = k.AugmentationSequential(
@@ -64,10 +65,15 @@ def kornia(size: int) -> Load:
         k.ColorJitter(SCALES, SCALES, SCALES, p=1.0),
         k.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
     )
-    return lambda file: transform(_planes(_decoded(file))[None].float() / 255)[0]
+
+    def load(file: str) -> torch.Tensor:
+        batch = _channels_first(_decoded(file))[None].float() / 255
+        return transform(batch)[0]
+
+    return load
 
 
-def _planes(image: Any) -> torch.Tensor:
+def _channels_first(image: Any) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
 
 

@@ -15,30 +15,35 @@ from av.video.frame import PictureType
 _LENIENT: dict[str, Any] = (
     {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 )
-"""A title that is no UTF-8 is no fault of the pictures. PyAV takes it as it is from version 19 on."""
+"""Options of av.open: before version 19 of PyAV a title that is no UTF-8 was an error."""
 
 
 def open_video(
-    path: bytes | memoryview, *, known: bool = False
+    path_or_bytes: bytes | memoryview, *, known: bool = False
 ) -> av.container.InputContainer:
-    """Open a file by its path, or its content, to be read from its beginning and closed.
+    """Open a file to be read from its beginning and closed: by its path, or, a memoryview, by its content.
 
     Raises av.error.FFmpegError, and OSError.
 
-    `known`: FFmpeg need not decode the first pictures to find out what the streams are like, as the manifest
-    has it: 0.6 ms of a core instead of 17 (H.264, 1080p). Then only what the container says of a stream is
-    there, and no depth of the decoder's reordering.
+    `known`: the manifest knows the streams, so FFmpeg decodes no pictures to find out. That takes 0.6 ms of
+    a core instead of 17 (H.264, 1080p). The stream then lacks what only decoding tells, such as the depth of
+    reordering.
     """
+    # no decoder is opened
     options = {"codec_whitelist": "none"} if known else {}
-    file: Any = io.BytesIO(path) if isinstance(path, memoryview) else os.fsdecode(path)
+    file: Any = (
+        io.BytesIO(path_or_bytes)
+        if isinstance(path_or_bytes, memoryview)
+        else os.fsdecode(path_or_bytes)
+    )
     return av.open(file, container_options=options, **_LENIENT)
 
 
 def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
     """Yield the packets of a stream, then an empty one.
 
-    PyAV's own generator loses 260 bytes for good where it is left before its end and not closed (18.1): with
-    this one it always is.
+    PyAV's own generator loses 260 bytes for good where it is left before its end and not closed (18.1): this
+    one always closes it.
     """
     packets: Any = file.demux(stream)
     with closing(packets):
@@ -48,7 +53,7 @@ def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any
 def unpacked(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
     """Yield all frames of packed MPEG-4, in the order of display.
 
-    Their own times are those of neighbours: they have to be counted.
+    The decoder gives them times of neighbours; use their number instead.
     """
     unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=stream)
     for packet in read_packets(file, stream):
@@ -59,4 +64,5 @@ def unpacked(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
 
 def is_key(frame: av.VideoFrame) -> bool:
     """Return whether the decoder says that a frame is made from no other."""
+    # FFmpeg's decoder of svq1 tells the type alone, that of cinepak the mark alone
     return frame.pict_type == PictureType.I or bool(frame.key_frame)

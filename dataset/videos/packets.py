@@ -1,7 +1,7 @@
 """One video file -> the time of each of its frames; must not know folders, clips or pixels.
 
-Packets are enough for the codecs that sets are in, as FFmpeg's parsers say which are key frames; what a
-container's header says of its frames is often wrong. Files of other codecs, packed MPEG-4, and files whose
+Packets suffice for the codecs of common data sets, whose key frames FFmpeg's parsers mark; what a container's
+header says of its frames is often wrong. Files of other codecs, packed MPEG-4, and files whose
 packets contradict their times are decoded once.
 """
 
@@ -58,7 +58,7 @@ _FORMATS = {
 }
 """FFmpeg's name of a container -> ours."""
 _MPEG4_PICTURE = b"\x00\x00\x01\xb6"
-_I = 2  # type of a slice of H.264
+_INTRA = 2  # type of a slice of H.264
 
 
 class Times(NamedTuple):
@@ -75,6 +75,7 @@ class Times(NamedTuple):
 LEFT_OUT = Times(
     (-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int64), np.zeros(0, bool)
 )
+"""Of a file that is left out: the size in its record is -1."""
 
 
 def read(path: bytes) -> Times:
@@ -89,6 +90,7 @@ def read(path: bytes) -> Times:
         # FFmpeg takes some errors of a read for the file's end, and says EIO of some damage
         if os.path.isfile(path):
             storage.read_through(path)
+        # once more: read_through has raised if the storage was at fault
         return _read(path)
     except av.error.FFmpegError as error:
         raise Rejected(f"cannot be read: {error.strerror}") from None
@@ -108,6 +110,7 @@ def _read(path: bytes) -> Times:
 
 
 def _times(file: Any, path: bytes, size: int) -> Times:
+    """Return the Times of an open file of `size` bytes. Raises Rejected, and what PyAV raises."""
     container = _FORMATS.get(file.format.name)
     if container is None:
         raise Rejected(f"no known video container (read as {file.format.name})")
@@ -135,25 +138,17 @@ def _times(file: Any, path: bytes, size: int) -> Times:
     else:
         require_onward(packets)
         falls = (np.diff(packets["pts"]) < 0).any()
+        # FFmpeg and the packets disagree whether times go back: decode to know
         if context.has_b_frames != falls and not flags & Flags.DAMAGED:
             require_ascending(_in_sequence(path, stream.index, packed=False)[0])
         pts, keys, seen = display_order(packets)
-    flags |= seen
+    flags |= seen | _stream_flags(stream, codec, first)
     if packets["discard"].any() or (
         container == "mp4" and stream.frames > len(packets)
     ):
         flags |= Flags.EDIT_LIST
     if len(videos) > 1:
         flags |= Flags.SEVERAL_STREAMS
-    if stream.sample_aspect_ratio not in (None, 0, 1):
-        flags |= Flags.OBLONG_PIXELS
-    # 0 and 1 are unknown and progressive
-    if context.field_order > 1:
-        flags |= Flags.INTERLACED
-    if codec == "hevc":
-        coded = sides(codec, context.extradata, memoryview(first)).coded
-        if not all(coded) or any(side % 16 for side in coded):
-            flags |= Flags.UNALIGNED
     pixels = context.pix_fmt
     if codec == "h264" and is_grey(context.extradata):
         pixels = "gray"
@@ -184,6 +179,22 @@ def _times(file: Any, path: bytes, size: int) -> Times:
     return Times(record, pts, keys)
 
 
+def _stream_flags(stream: Any, codec: str, first: Any) -> Flags:
+    """Return the Flags that a stream's description and its `first` packet tell."""
+    context = stream.codec_context
+    flags = Flags(0)
+    if stream.sample_aspect_ratio not in (None, 0, 1):
+        flags |= Flags.OBLONG_PIXELS
+    # 0 and 1 are unknown and progressive
+    if context.field_order > 1:
+        flags |= Flags.INTERLACED
+    if codec == "hevc":
+        coded = sides(codec, context.extradata, memoryview(first)).coded
+        if not all(coded) or any(side % 16 for side in coded):
+            flags |= Flags.UNALIGNED
+    return flags
+
+
 def _index(names: tuple[str, ...], name: str) -> int:
     return names.index(name if name in names else "other")
 
@@ -191,8 +202,8 @@ def _index(names: tuple[str, ...], name: str) -> int:
 def _rotation(file: Any, path: bytes, stream: int) -> int:
     """Return 0, 90, 180 or 270 degrees counter-clockwise, which a frame's display matrix says.
 
-    PyAV tells of decoded frames alone: one is decoded where FFmpeg's description, written as log lines of
-    this level, has a matrix. Raises Rejected where it mirrors.
+    PyAV tells it of decoded frames alone. So one is decoded where FFmpeg's description of the file, which
+    dumps_format writes at level INFO, has a matrix. Raises Rejected where the matrix mirrors.
     """
     before = av.logging.get_level()
     av.logging.set_level(av.logging.INFO)
@@ -229,7 +240,7 @@ def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
 def _packets(
     file: Any, stream: Any, codec: str, container: str
 ) -> tuple[Array, Flags, Any]:
-    """Return (a PACKET for each packet, in the order of decoding; what they show; the first one)."""
+    """Return (a PACKET for each packet, in the order of decoding; their Flags; the first one)."""
     rows: list[tuple[Any, ...]] = []
     flags = Flags(0)
     extradata = stream.codec_context.extradata
@@ -250,13 +261,13 @@ def _packets(
         key = packet.is_keyframe
         if codec == "h264":
             # a decoder that begins there gives no picture before all parts have come
-            if key and slice_type(data, length_bytes) not in (None, _I):
+            if key and slice_type(data, length_bytes) not in (None, _INTRA):
                 raise Rejected(
                     "its key frames are renewed part by part: encode it again: "
                     "`ffmpeg -i FILE NEW.mp4`"
                 )
         elif codec == "hevc":
-            # here FFmpeg takes the container's word
+            # of HEVC FFmpeg believes the container's mark
             key = is_hevc_key(data, length_bytes)
         elif codec == "vp9":
             if vp9_holds_several(data):
@@ -265,7 +276,7 @@ def _packets(
                 flags |= Flags.SHOWN_AGAIN
         elif codec == "mpeg4":
             pictures = bytes(data).split(_MPEG4_PICTURE)[1:]
-            # likewise in mp4; two bits are the kind of a picture, 0 of one that is whole
+            # and of mp4, too. The first two bits are the picture's type; 0 is intra
             key = bool(pictures) and pictures[0][:1] < b"\x40"
             if len(pictures) > 1:
                 flags |= Flags.PACKED_B
@@ -279,6 +290,7 @@ def _packets(
         raise Rejected(f"damaged: {damaged} of {len(rows)} packets are not whole")
     if damaged:
         flags |= Flags.DAMAGED
+    # mp4 and AVI: the index has the container's marks
     if container in ("mp4", "avi"):
         marked = [entry.is_keyframe for entry in stream.index_entries]
     if len(marked) == len(rows) and not np.array_equal(marked, packets["key"]):
@@ -315,7 +327,7 @@ def _decoded(
         # some decoders tell of no frame whether it is one: the first is
         keys[0] = True
     if packed:
-        # its packets' times are right as a set alone, and the order of its pictures tells a frame's place
+        # its packets' times are right, but not in their order: the order of its pictures tells a frame's place
         times = np.sort(packets["pts"])
         if len(times) != len(keys) or not keys[0]:
             raise Rejected(f"packed B-frames: {len(keys)} frames, {len(times)} packets")

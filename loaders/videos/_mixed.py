@@ -27,7 +27,7 @@ from loaders._stages import Stages
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
-from loaders.videos._reading import MOST_BYTES, Read, ReadClip, Reading
+from loaders.videos._reading import MOST_BYTES, Read, ReadClip, ReadUnit
 from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
 from loaders.videos._worker import (
     REFUSED,
@@ -200,7 +200,7 @@ class MixedLoader(Staging):
         workers = max(feed.workers, 1)
         self.stages = Stages(2 * workers)  # of both kinds, at most
         self._readers = Pool(
-            lambda: Reading(feed.source, make_read()),
+            lambda: ReadUnit(feed.source, make_read()),
             workers=min(threads, workers) if beside else workers,
             # slots that threads decode from, that wait for them, that workers fill
             slots=2 * threads + workers,

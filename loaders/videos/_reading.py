@@ -1,9 +1,9 @@
-"""What the device's decoders need of a clip's file, read ahead of them by worker processes.
+"""What the device's decoders need of a clip's file, read ahead of the decoders by worker processes.
 
-    units, in their order -> [worker: check the file, read] -> a slot of shared memory -> [one of the device's
-    threads: decode]
+    units (a clip with those of its views in a batch), in their order
+        -> [worker: check the file, read] -> a slot of shared memory -> [one of the device's threads: decode]
 
-In those threads each packet would take the interpreter's lock some five times, and the training step's
+If those threads read, each packet would take the interpreter's lock some five times, and the training step's
 launches would wait for it as often. Storage that is slow, or hangs, holds up a process that can be ended."""
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Read(NamedTuple):
     """What was read of one clip."""
 
     data: Array  # uint8
-    about: Any  # what the reader says of it
+    about: Any  # what the ReadClip says of the data
 
 
 ReadClip = Callable[[int, bytes, list[int]], Read]
 """(sample, path, frames: ascending, each once) -> Read. Raises Undecodable and OSError."""
 
 
-class Reading:
-    """loaders._workers.Work, for the rows of one unit: returns a Read.
+class ReadUnit:
+    """The loaders._workers.Work of a worker: it reads the file of one unit, and returns (bytes, Read).
 
-    Its data are empty where they lie in the slot; they come along where they have no room there.
+    Data that fit into the slot are left there, and `Read.data` is empty; larger data travel in `Read.data`.
     """
 
     def __init__(self, source: Source, read: ReadClip) -> None:

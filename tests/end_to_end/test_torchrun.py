@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
+
+import pytest
 
 from tests.end_to_end.runs import (
     ROOT,
@@ -56,15 +59,29 @@ def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
     assert not (train.cwd / "run" / "last.pt").exists()
 
 
-def test_a_rank_that_is_killed(train: Runner, pictures: Path) -> None:
-    flags = f"{SMALL} --epochs 1000 --save-every-steps 1"
-    first, second = train.ranks(2, "--data", pictures, flags)
-    reached(train.cwd / "run", 4)
-    second.send(signal.SIGKILL)
-    assert first.wait() == 1
-    (line,) = ours(first.err)
-    assert line.startswith("train.py: another rank has ended: rank 1 on ")
-    assert kept(train.cwd / "run/last.pt")["progress"]["step"] > 0
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [
+        ("--save-every-steps 1", "last.pt"),
+        ("--save-every-steps 1", ".last.pt.new"),
+        ("--read-delay-ms 50 --val-batch-size 1", "last.pt"),
+    ],
+    ids=["steps", "checkpoint", "validation"],
+)
+def test_a_rank_that_is_killed(
+    train: Runner, pictures: Path, flags: str, file: str
+) -> None:
+    """The others blame it alone, and not each other, who leave because of it."""
+    words = f"{SMALL} --epochs 1000 {flags}"
+    first, killed, last = train.ranks(3, "--data", pictures, words)
+    until((train.cwd / "run" / file).exists, TIMEOUT_S, file)
+    killed.send(signal.SIGKILL)
+    for process in first, last:
+        assert process.wait() == 1
+        (line,) = ours(process.err)
+        assert f": rank 1 on {socket.gethostname()} does not answer; " in line
+    if file == "last.pt":
+        assert kept(train.cwd / "run/last.pt")["progress"]["step"] > 0
 
 
 def test_ctrl_c_while_it_imports(train: Runner) -> None:

@@ -132,7 +132,7 @@ def read(path: Path, columns: Any) -> list[Any]:
 
 
 def written(found: Detections, kind: str) -> bytes:
-    return _results.written(_results.entries(found, kind))
+    return _results.encoded(_results.entries(found, kind))
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)
@@ -200,27 +200,34 @@ def entry(**other: Any) -> dict[str, Any]:
     }
 
 
-BAD: list[Any] = [
-    "[" * 100_000,
-    {"boxes": []},
-    [entry(), {"image_id": 2000, "category_id": 3, "score": 1}],
-    [entry(), entry(image_id=5)],
-    [entry(category_id=2)],
-    [entry(), entry(bbox=[1, 2, -3, 4])],
-    [entry(bbox=[10**400, 2, 3, 4])],
-    *(
-        [entry(segmentation={"size": size, "counts": counts})]
-        for size, counts in (([64, 80], [5119]), ([64, 80], "0 0"), ([9, 9], [81]))
-    ),
+def masked(size: list[int], counts: Any) -> list[Any]:
+    return [entry(segmentation={"size": size, "counts": counts})]
+
+
+BAD: list[tuple[Any, str]] = [
+    ("[" * 100_000, "is no JSON"),
+    ({"boxes": []}, "is no list of detections"),
+    ([entry(), {"image_id": 2000, "category_id": 3, "score": 1}], "has no bbox"),
+    ([entry(), entry(image_id=5)], "of a scanned image"),
+    ([entry(category_id=2)], "its category is none of the annotations"),
+    ([entry(), entry(bbox=[1, 2, -3, 4])], "bbox has a negative size"),
+    ([entry(bbox=[10**400, 2, 3, 4])], "bbox has to have finite numbers: 4"),
+    ([entry(score=math.nan)], "score has to have finite numbers: 1"),
+    (masked([64, 80], [5119]), "its runs are 5119 pixels long"),
+    (masked([64, 80], "0 0"), "cannot be decoded"),
+    (masked([9, 9], [81]), "its size is [9, 9], the image's is [64, 80]"),
 ]
-"""Content of a file. pycocotools writes past its memory for some run lengths."""
+"""Content of a file, and what is said of it. pycocotools writes past its memory for some run lengths."""
 
 
-@pytest.mark.parametrize("content", BAD)
-def test_bad_files_get_one_line(drawn: Set, tmp_path: Path, content: Any) -> None:
+@pytest.mark.parametrize(("content", "said"), BAD)
+def test_bad_files_get_one_line(
+    drawn: Set, tmp_path: Path, content: Any, said: str
+) -> None:
     path = tmp_path / "results.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError) as raised:
         read(path, drawn.columns("boxes"))
     line = str(raised.value)
     assert line.startswith(f"--score {path}: ") and "\n" not in line
+    assert said in line

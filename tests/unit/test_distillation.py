@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from contracts import Batch, UserError
+from models import Unusable
 from models.classification import native
 from system.torch_files import load
 from tasks._distillation import Distilled, read_teacher
@@ -99,6 +100,8 @@ def test_a_teacher_is_the_checkpoints_network_and_is_frozen(checkpoint: Path) ->
         ),
         ({"used": {"mean": [0.5] * 3, "std": [0.5] * 3}}, "give --mean 0.5 0.5 0.5"),
         ({"arch": "mine:net"}, "no file of weights has code run"),
+        ({"arch": "r3d_18"}, "--teacher .* got 'r3d_18', which is for --task video"),
+        ({"model": {"x": torch.zeros(1)}}, "--teacher .*: it does not fit"),
         ({"model": None}, "no checkpoint of a run"),
     ],
 )
@@ -109,7 +112,7 @@ def test_what_cannot_teach(
     if content["model"] is None:  # somebody else's
         content = {"state_dict": {}}
     torch.save(content, tmp_path / "best.pt")
-    with pytest.raises(UserError, match=message):
+    with pytest.raises((UserError, Unusable), match=message):
         read_teacher(
             str(tmp_path / "best.pt"),
             KIND,
@@ -117,3 +120,16 @@ def test_what_cannot_teach(
             ["cat", "dog"],
             SHAPE,
         )
+
+
+def test_a_teacher_takes_growing_images(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(module: nn.Module, shape: tuple[int, ...]) -> None:
+        raise AssertionError(f"height {shape[2]} is not 64")
+
+    monkeypatch.setattr("tasks._distillation.dry_run", refuses)
+    made_for = native("squeezenet1_1")
+    message = "^--teacher .*: --image-size-start 32 does not suit .*height 32 is not 64"
+    with pytest.raises(Unusable, match=message):
+        read_teacher(str(checkpoint), KIND, made_for, ["cat", "dog"], SHAPE, start=32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 from PIL import Image
@@ -78,6 +79,15 @@ def test_a_validation_of_ones_own_counts_each_sample_once(
     (line,) = said_by(small("Validation"), tmp_path, runner)
     right, seen, there = (int(number) for number in re.findall(r"\d+", line))
     assert right <= seen == there == SAMPLES
+
+
+def test_a_flat_folder_may_have_a_relative_name(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "own-loop.md").read_text(encoding="utf-8")
+    command = re.search(r"`(mkdir -p runs/flat [^`]+)`", page)
+    assert command
+    (tmp_path / "FLAT").mkdir()
+    subprocess.run(["bash", "-c", command[1]], cwd=tmp_path, check=True)
+    assert (tmp_path / "runs" / "flat" / "all").is_dir()
 
 
 def missing(page: Path, text: str) -> set[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from report.console import Bar, Console, rows
 from tasks.classification import KIND
+from tasks.kind import TaskKind
 from tests.unit.test_meter import Clock
 
 SUMMARY: dict[str, Any] = {
@@ -137,6 +138,17 @@ def test_the_result_fits_80_columns_and_names_everything(
     ):
         assert f"{line}\n" in text, line
     assert "change first" in text and "each is faster alone" in text
+
+
+def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    own = SUMMARY | {"arch": "mine:net"}
+    Console(stream=stream).result(own, KIND, folder=tmp_path)
+    text = stream.getvalue()
+    assert text.count("best.pt' --arch mine:net\n") == 2, "to predict and to export"
+    toy = type("Toy", (type(KIND),), {"predicting": TaskKind.predicting})()
+    Console(stream=stream).result(SUMMARY, toy, folder=tmp_path)
+    assert "predict:" not in stream.getvalue().removeprefix(text)
 
 
 def test_what_was_not_measured_is_a_dash_or_left_out() -> None:

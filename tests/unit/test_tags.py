@@ -10,7 +10,7 @@ import torch
 
 from dataset.open import open_splits
 from settings.data import Data
-from tasks.classification import Tags, average_precision
+from tasks.classification import LabelSets, average_precision
 from tests.unit.folders import JPEG, fill
 from tests.unit.test_classification import batch_of, rows
 from tests.unit.test_meter import alone
@@ -57,7 +57,7 @@ def test_a_list_of_sets(tmp_path: Path) -> None:
 def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
     several = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], bool)
     labels = np.array([0, 1, 2, 2])
-    task = Tags(labels, several=several)
+    task = LabelSets(labels, classes_of_set=several)
     logits = torch.tensor([[3.0, 2, -1], [-2, -1, -1], [1, -3, 2], [-1, -2, torch.inf]])
     batch = batch_of(torch.from_numpy(labels))
     made = task.targets(rows([0, 1, 2, 3]))
