@@ -240,6 +240,14 @@ def small(count: int = 42) -> dict[str, bytes]:
     }
 
 
+def of_two_classes(count: int) -> dict[str, bytes]:
+    """Return some of these by their paths, in the folders a and b in turn."""
+    return {
+        f"{'ab'[place % 2]}/{name}.jpg": content
+        for place, (name, content) in enumerate(small(count).items())
+    }
+
+
 def photographs() -> dict[str, bytes]:
     """JPEGs like ImageNet's; some ask to be turned, some are smaller than the output."""
     shapes = [(375, 500), (500, 333), (240, 320), (120, 150), (300, 300), (180, 600)]

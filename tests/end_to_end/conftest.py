@@ -21,6 +21,18 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def of_module(
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
+    zygote: subprocess.Popen[str],
+) -> Iterator[Runner]:
+    """Return what runs train.py in a folder that the tests of a file share."""
+    runner = Runner(tmp_path_factory.mktemp("shared"), environment, zygote)
+    yield runner
+    runner.end()
+
+
 @pytest.fixture
 def train(
     tmp_path: Path, environment: dict[str, str], zygote: subprocess.Popen[str]

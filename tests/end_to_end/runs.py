@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -318,6 +319,12 @@ def losses(output: Path) -> list[float]:
             f"step {point['step']} after {len(found)} losses"
         )
     return found
+
+
+def rows(table: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by its header."""
+    with table.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def summary(output: Path) -> dict[str, Any]:

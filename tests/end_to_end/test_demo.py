@@ -39,6 +39,7 @@ def test_the_demo_ends_with_the_table(tmp_path: Path) -> None:
         "bash",
         "scripts/demo.sh",
         *["--epochs", "1", "--arch", "squeezenet1_1", "--image-size", "32"],
+        *["--ceilings", "false"],
     ]
     said = subprocess.run(
         command,

@@ -19,9 +19,8 @@ from tests.end_to_end.runs import (
 )
 from tests.end_to_end.test_torchrun import SMALL, ours
 
-LEAVES_S = 5.0
-SLACK_S = 4.0
-"""Seconds more, on a machine that does other things too."""
+LEAVES_S = 9.0
+"""Five, and more on a machine that does other things too."""
 HOST = socket.gethostname()
 FLAGS = f"{SMALL} --epochs 100000 --val-every 0 --save-every-minutes 0"
 
@@ -31,35 +30,17 @@ def stop_workers(process: Process) -> None:
         child.send_signal(signal.SIGSTOP)
 
 
-def leave(*processes: Process) -> None:
-    """Ask all to stop, and require that they leave as they should."""
-    time.sleep(0.3)  # what was in flight is trained
-    began = time.monotonic()
-    for process in processes:
-        process.send(signal.SIGTERM)
-    assert {process.wait() for process in processes} == {128 + signal.SIGTERM}
-    assert time.monotonic() - began < LEAVES_S + SLACK_S
-
-
 def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
     process = train("--data", pictures, FLAGS)
     reached(train.cwd / "run", 4)
     stop_workers(process)
-    leave(process)
+    time.sleep(0.3)  # what was in flight is trained
+    process.send(signal.SIGTERM)
+    assert process.wait(LEAVES_S) == 128 + signal.SIGTERM
     at = kept(train.cwd / "run/last.pt")["progress"]
     assert at["step"] == len(losses(train.cwd / "run"))
     assert at["step"] == (at["epoch"] * 96 + at["consumed"]) // 4
     assert not summary(train.cwd / "run")["finished"]
-
-
-def test_a_rank_that_waits_for_a_stopped_one_leaves(
-    train: Runner, pictures: Path
-) -> None:
-    first, second = train.ranks(2, "--data", pictures, FLAGS)
-    reached(train.cwd / "run", 4)
-    second.send(signal.SIGSTOP)
-    leave(first)
-    assert any("cannot meet the others" in line for line in ours(first.err))
 
 
 def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:

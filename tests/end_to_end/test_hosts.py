@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,52 +26,52 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def files(
-    tmp_path_factory: pytest.TempPathFactory,
-    environment: dict[str, str],
-    zygote: subprocess.Popen[str],
-    pictures: Path,
-) -> Path:
-    """Checkpoints of one run, at step 2 and at step 3, and presets of two momenta."""
-    folder = tmp_path_factory.mktemp("files")
-    train = Runner(folder, environment, zygote)
+def files(of_module: Runner, pictures: Path) -> Path:
+    """Checkpoints of one run, step-2.pt and step-3.pt, and presets of two momenta."""
+    folder = of_module.cwd
+    kept_steps = "--steps 3 --save-every-steps 1 --keep 3"
+    for process in trained(of_module, pictures, [folder] * 2, kept_steps):
+        process.done()
     for step in (2, 3):
-        for process in trained(
-            train, pictures, [folder] * 2, f"--steps {step} --resume auto"
-        ):
-            process.done()
-        shutil.copy(folder / "run/last.pt", folder / f"step-{step}.pt")
+        shutil.copy(folder / f"run/step-{step:09}.pt", folder / f"step-{step}.pt")
         (folder / f"{step}.yaml").write_text(f"momentum: 0.{step}\n")
-    train.end()
     return folder
 
 
+PRESET_AND_WEIGHTS = "--config preset.yaml --weights start.pt"
+AT_2 = {"preset.yaml": "2.yaml", "start.pt": "step-2.pt"}
+AT_3 = {"preset.yaml": "3.yaml", "start.pt": "step-3.pt"}
+Files = dict[str, str]
+
+
 @pytest.mark.parametrize(
-    ("name", "flags", "here", "others"),
+    ("flags", "here", "others"),
     [
-        ("run/last.pt", "--resume auto", "step-2.pt", ("step-3.pt",)),
-        ("run/last.pt", "--resume auto", None, ("step-3.pt",)),
-        ("start.pt", "--weights start.pt", "step-2.pt", (None, "step-3.pt")),
-        ("start.pt", "--resume start.pt --evaluate true", "step-2.pt", (None,)),
-        ("preset.yaml", "--config preset.yaml", "2.yaml", ("3.yaml",)),
+        (
+            "--resume auto",
+            {"run/last.pt": "step-2.pt"},
+            [{"run/last.pt": "step-3.pt"}],
+        ),
+        ("--resume auto", {}, [{"run/last.pt": "step-3.pt"}]),
+        ("--resume start.pt --evaluate true", {"start.pt": "step-2.pt"}, [{}]),
+        (PRESET_AND_WEIGHTS, AT_2, [AT_3, {}]),
     ],
 )
 def test_rank_0_reads(
     train: Runner,
     pictures: Path,
     files: Path,
-    name: str,
     flags: str,
-    here: str | None,
-    others: tuple[str | None, ...],
+    here: Files,
+    others: list[Files],
 ) -> None:
     """A file that another host has otherwise, or not at all: weights are those of a run on one folder."""
     ends: list[Any] = []
-    for there in (here, *others):
-        hosts = [train.cwd / f"{there}-{rank}" for rank in range(2)]
-        for host, file in zip(hosts, (here, there), strict=True):
-            (host / name).parent.mkdir(parents=True)
-            if file:
+    for number, there in enumerate((here, *others)):
+        hosts = [train.cwd / f"{number}-{rank}" for rank in range(2)]
+        for host, own in zip(hosts, (here, there), strict=True):
+            (host / "run").mkdir(parents=True)
+            for name, file in own.items():
                 shutil.copy(files / file, host / name)
         if not ends:
             hosts[1] = hosts[0]

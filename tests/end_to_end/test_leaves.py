@@ -1,23 +1,20 @@
-"""What a run leaves behind, and that measuring ceilings on the way changes nothing."""
+"""What a run leaves behind."""
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from report.tensorboard import SETTINGS_FILE, layout, metrics
 from settings.config import parse
 from tasks import compared
 from tasks.classification import KIND
-from tests.end_to_end.runs import Runner, kept, losses, points, summary
+from tests.end_to_end.runs import Runner, kept, points, rows, summary
 from tests.end_to_end.test_rates import check_rates
+from tests.unit.test_report_tensorboard import read
 
 FLAGS = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 10 --workers 1 --epochs 2
     --lr 0.002"""
@@ -51,19 +48,10 @@ train/grad_norm train/loss_scale train/skipped_steps val/top1 val/ece val/loss m
 
 
 @pytest.fixture(scope="module")
-def run(
-    tmp_path_factory: pytest.TempPathFactory,
-    environment: dict[str, str],
-    zygote: Any,
-    pictures: Path,
-) -> Iterator[Runner]:
-    """A run in folder `run`, and the same without ceilings in folder `bare`."""
-    runner = Runner(tmp_path_factory.mktemp("runs"), environment, zygote)
-    bare = "--log-every 1 --ceilings false --output bare"
-    for flags in (bare, WINDOWS):
-        runner("--data", pictures, f"{FLAGS} {flags}").done()
-    yield runner
-    runner.end()
+def run(of_module: Runner, pictures: Path) -> Runner:
+    """A run in folder `run`."""
+    of_module("--data", pictures, f"{FLAGS} {WINDOWS}").done()
+    return of_module
 
 
 def test_files(run: Runner) -> None:
@@ -76,7 +64,7 @@ def test_files(run: Runner) -> None:
     beside = {
         path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")
     }
-    assert beside == {"bare", "run"}
+    assert beside == {"run"}
 
 
 def test_summary_is_the_contract(run: Runner) -> None:
@@ -94,10 +82,9 @@ def test_summary_is_the_contract(run: Runner) -> None:
     assert found["samples_dropped"] == 0 and found["samples_failed"] == []
     assert "--arch squeezenet1_1" in found["command"]
     assert 0 <= found["validation"]["top1"] <= found["best"]["value"] <= 1
-    with (run.cwd / "run" / "results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "10"), ("1", "20")]
-    assert float(rows[-1]["top1"]) == found["validation"]["top1"]
+    table = rows(run.cwd / "run" / "results.csv")
+    assert [(row["epoch"], row["step"]) for row in table] == [("0", "10"), ("1", "20")]
+    assert float(table[-1]["top1"]) == found["validation"]["top1"]
 
 
 def test_rates_are_consistent(run: Runner) -> None:
@@ -106,21 +93,8 @@ def test_rates_are_consistent(run: Runner) -> None:
     assert points(output, "ceilings")[0]["step"] == STEPS // 2, "after the first epoch"
 
 
-def test_measuring_ceilings_changes_nothing(run: Runner) -> None:
-    assert losses(run.cwd / "run") == losses(run.cwd / "bare")
-    assert points(run.cwd / "bare", "ceilings") == []
-    measured, bare = (kept(run.cwd / name / "last.pt") for name in ("run", "bare"))
-    assert all(
-        torch.equal(value, bare["model"][name])
-        for name, value in measured["model"].items()
-    )
-
-
 def test_tensorboard(run: Runner) -> None:
-    board = EventAccumulator(
-        str(run.cwd / "run"), size_guidance={"scalars": 0, "images": 0}
-    )
-    board.Reload()
+    board = read(run.cwd / "run")
     tags = board.Tags()
     scalars = set(tags["scalars"])
     assert not {*TAGS.split()} - scalars

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.end_to_end.runs import Runner, summary
+from tests.end_to_end.runs import Runner, rows, summary
 
 COLOURS = ("red", "green", "blue")
 
@@ -45,22 +43,17 @@ def test_a_run(train: Runner) -> None:
     train("--data data", *run, *mixed, *here, "--output run").done()
     val = summary(train.cwd / "run")["validation"]
     assert val["map"] > 0.9 and val["samples"] == 14 and "top1" not in val
-    evaluated: list[dict[str, Any]] = [
-        train.evaluated(ranks, "--data data") for ranks in (1, 2)
-    ]
-    assert [one["map"] for one in evaluated] == [val["map"]] * 2
-    with (train.cwd / "run/val_predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["labels"] for row in rows][5:7] == ["blue;red", "blue;green"]
+    assert train.evaluated(2, "--data data")["map"] == val["map"]
+    validated = rows(train.cwd / "run/val_predictions.csv")
+    assert [row["labels"] for row in validated][5:7] == ["blue;red", "blue;green"]
     train(
         "--predict data/photos/val --resume run/last.pt",
         *here,
         "--output new",
     ).done()
-    with (train.cwd / "new/predictions.csv").open(newline="") as file:
-        predicted = list(csv.DictReader(file))
-    for row, validated in zip(predicted, rows, strict=True):
-        assert row["class"] == validated["class"]
+    predicted = rows(train.cwd / "new/predictions.csv")
+    for row, same in zip(predicted, validated, strict=True):
+        assert row["class"] == same["class"]
         assert float(row["probability"]) == pytest.approx(
-            float(validated["probability"]), abs=3e-6
+            float(same["probability"]), abs=3e-6
         )

@@ -7,28 +7,14 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 
-from tests.end_to_end.runs import ROOT, Runner
+from tests.end_to_end.runs import ROOT, Runner, draw, rows
 
-SMALL = (
-    "--arch",
-    "squeezenet1_1",
-    "--batch-size",
-    "8",
-    "--image-size",
-    "32",
-    "--workers",
-    "0",
-    "--loader",
-    "torchvision",
-    "--precision",
-    "fp32",
-)
+SMALL = "--arch squeezenet1_1 --batch-size 8 --image-size 32 --workers 0 --loader torchvision --precision fp32"
+NEW = ["NEW/000.jpg", "NEW/001.jpg", "NEW/002.jpg"]
 SHORT = {
     "train.py --data": ("--epochs", "2", "--ceilings", "false"),
     "train.py --predict": ("--workers", "0"),
@@ -51,13 +37,9 @@ def commands(page: str) -> list[str]:
 def test_four_commands(train: Runner) -> None:
     """On small images, with weights of the published name that are drawn here."""
     tmp_path = train.cwd
-    rng = np.random.default_rng(0)
-    for folder, count in (("PHOTOS/cat", 20), ("PHOTOS/dog", 20), ("NEW", 3)):
-        (tmp_path / folder).mkdir(parents=True)
-        for number in range(count):
-            pixels = rng.integers(0, 100, (40, 50, 3), dtype=np.uint8)
-            pixels[..., folder.endswith("dog")] += 120
-            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
+    drawn = draw(tmp_path / "drawn", classes=("cat", "dog"), train=20, val=3)
+    (drawn / "train").rename(tmp_path / "PHOTOS")
+    (drawn / "val" / "cat").rename(tmp_path / "NEW")
     weights = torchvision.models.SqueezeNet1_1_Weights.DEFAULT
     hub = tmp_path / "torch/hub/checkpoints"
     hub.mkdir(parents=True)
@@ -69,22 +51,22 @@ def test_four_commands(train: Runner) -> None:
     lines = commands("README.md")
     assert len(lines) == 4 and lines == commands("docs/own-images.md")
     for line in lines:
-        words = shlex.split(line.replace("NEW/*.jpg", "NEW/0.jpg NEW/1.jpg NEW/2.jpg"))
+        words = shlex.split(line.replace("NEW/*.jpg", " ".join(NEW)))
         assert words[0] == "python"
         words = [
             str(ROOT / word) if (ROOT / word).is_file() else word for word in words[1:]
         ]
         if "--weights" in words:
-            words += SMALL
+            words += SMALL.split()
         for start, more in SHORT.items():
             words += more if start in line else ()
         told = train.python(*words, env=env)
         assert told.wait() == 0, f"{line}\n{told.out[-1500:]}{told.err[-1500:]}"
-    with (tmp_path / "runs/new/predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["path"] for row in rows] == [f"NEW/{number}.jpg" for number in range(3)]
+    predicted = rows(tmp_path / "runs/new/predictions.csv")
+    assert [row["path"] for row in predicted] == NEW
     served = list(csv.DictReader(told.out.splitlines()))
-    for row, answer in zip(rows, served, strict=True):
+    for row, answer in zip(predicted, served, strict=True):
+        assert (row["path"], row["class"]) == (answer["path"], answer["class"])
         assert float(row["probability"]) == pytest.approx(
             float(answer["probability"]), abs=0.01
         )

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from scripts import export, serve_example
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import Runner, draw, kept, summary
+from tests.end_to_end.runs import Runner, draw, kept, rows, summary
 from tests.unit.coco_files import write_coco
 
 HERE = ("--workers 0 --ceilings false",)
@@ -28,13 +25,9 @@ BROKEN = {
 
 
 @pytest.fixture(scope="module")
-def home(
-    tmp_path_factory: pytest.TempPathFactory,
-    environment: dict[str, str],
-    zygote: subprocess.Popen[str],
-) -> Iterator[Runner]:
+def home(of_module: Runner) -> Runner:
     """A folder with data/, run/ of a classifier trained on it, and photos/, of which two are broken."""
-    runner = Runner(tmp_path_factory.mktemp("predict"), environment, zygote)
+    runner = of_module
     draw(runner.cwd / "data", classes=CLASSES, train=12, val=5)
     network = (
         "--arch squeezenet1_1 --image-size 32 --val-image-size 48 --val-crop-share 0.9",
@@ -54,20 +47,15 @@ def home(
         (runner.cwd / "data/val/red/001.jpg").read_bytes()[:600]
     )
     (photos / "notes.txt").write_text("hi")
-    yield runner
-    runner.end()
+    return runner
 
 
 def predicted(run: Runner, *flags: object, ranks: int = 1) -> Path:
+    """Predict, and return the table."""
     output = f"predicted-{len(run.started)}"
     for process in run.ranks(ranks, *HERE, "--output", output, *flags):
         assert process.wait() == 0, process.err
-    return run.cwd / output
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    with (folder / "predictions.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return run.cwd / output / "predictions.csv"
 
 
 def test_answers_are_those_of_the_validation(home: Runner) -> None:
@@ -82,11 +70,10 @@ def test_answers_are_those_of_the_validation(home: Runner) -> None:
         assert float(alone["probability"]) == pytest.approx(
             float(shared["probability"]), abs=3e-6
         )
-    with (home.cwd / "run" / "val_predictions.csv").open(newline="") as file:
-        validated = {
-            row["path"].rpartition("val/")[2]: float(row["probability"])
-            for row in csv.DictReader(file)
-        }
+    validated = {
+        row["path"].rpartition("val/")[2]: float(row["probability"])
+        for row in rows(home.cwd / "run" / "val_predictions.csv")
+    }
     for row in table:  # the two loaders' pixels may differ by their rounding
         found = validated[row["path"].rpartition("val/")[2]]
         assert found == pytest.approx(float(row["probability"]), abs=0.02)
@@ -167,13 +154,20 @@ def test_a_list_keeps_its_order_and_flips_are_averaged(home: Runner) -> None:
         )
 
 
-def test_an_exported_file_answers_as_predict_does(
+def test_what_is_exported_answers_as_predict_does(home: Runner) -> None:
+    whole, *_ = export.load(home.cwd / "run/last.pt", arch=None)
+    for row in rows(predicted(home, "--predict data/val --resume run")):
+        pixels = np.array(Image.open(home.cwd / row["path"]))
+        with torch.inference_mode():
+            shares = whole(torch.from_numpy(pixels)[None]).softmax(dim=1)
+        found = float(row["probability"])
+        assert found == pytest.approx(float(shares.max()), abs=3e-3)
+
+
+def test_an_export_that_fails_leaves_no_file(
     home: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(home.cwd)
-    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
-    assert export.main(["run/last.pt"]) == 0
-    assert "over 16 images: " in capsys.readouterr().out
     pt2 = ["run/last.pt", "--format", "pt2", "--output"]
     # a disk with room for 8 KiB of the file; in a process of its own, which PyTorch's own writer would end
     limits = {"RLIMIT_FSIZE": 8192}
@@ -181,24 +175,43 @@ def test_an_exported_file_answers_as_predict_does(
     assert ended.wait() == 2 and not list(Path("full").iterdir())
     said = "export: full/model.pt2: cannot be written: File too large; choose another"
     assert ended.err == f"{said} --output\n"
-    served = sorted(map(str, Path("data/val").rglob("*.jpg")))
-    serve_example.main("run/last.onnx", *served)
-    answers = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    table = rows(predicted(home, "--predict data/val --resume run"))
-    for row, answer in zip(table, answers, strict=True):
-        assert row["path"] == answer["path"]
-        found = float(answer["probability"])
-        assert float(row["probability"]) == pytest.approx(found, abs=3e-3)
-    with monkeypatch.context() as patched:
-        patched.setattr(export, "compared", lambda *_, **__: (16, 1.0, 1.0))
-        assert export.main([*pt2, "new/wrong.pt2"]) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    monkeypatch.setitem(export.FORMATS, "pt2", lambda *_: (b"", zeros))
+    assert export.main([*pt2, "new/wrong.pt2"]) == 1
     assert not list(Path("new").iterdir())
     assert "is not written" in " ".join(capsys.readouterr().out.split())
-    for model in ("gone.onnx", served[0]):
+
+
+def zeros(batch: np.ndarray) -> np.ndarray:
+    """Return the logits of a file that computes something else."""
+    return np.zeros((len(batch), len(CLASSES)), np.float32)
+
+
+def test_what_is_no_onnx_file_is_not_served(
+    home: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = str(home.cwd / "photos/cut.jpg")
+    for model in ("gone.onnx", picture):
         with pytest.raises(SystemExit) as ended_by:
-            serve_example.main(model, served[0])
+            serve_example.main(model, picture)
         assert ended_by.value.code == 2
         assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
+
+
+def detections(folder: Path, names: Path) -> list[tuple[str, str, list[float], float]]:
+    """Return file, category, box and score of what a detections.json has, by the names of a file in COCO's format."""
+    known = json.loads(names.read_text())
+    files = {image["id"]: Path(image["file_name"]).name for image in known["images"]}
+    categories = {category["id"]: category["name"] for category in known["categories"]}
+    return sorted(
+        (
+            files[one["image_id"]],
+            categories[one["category_id"]],
+            one["bbox"],
+            one["score"],
+        )
+        for one in json.loads((folder / "detections.json").read_text())
+    )
 
 
 def test_detectors_find_what_the_validation_found(
@@ -224,36 +237,10 @@ def test_detectors_find_what_the_validation_found(
         *HERE,
         "--evaluate true --resume detector/last.pt --output evaluated",
     ).done()
-    there = json.loads((home.cwd / "evaluated" / "detections.json").read_text())
-    folder = predicted(home, "--predict coco/val2017 --resume detector/last.pt")
-    listed = json.loads((folder / "images.json").read_text())
-    annotated = json.loads(
-        (data / "annotations" / "instances_val2017.json").read_text()
-    )
-    image_of = {image["file_name"]: image["id"] for image in annotated["images"]}
-    own = {
-        image["id"]: image_of[Path(image["file_name"]).name]
-        for image in listed["images"]
-    }
-    name_of = {category["id"]: category["name"] for category in listed["categories"]}
-    category_of = {
-        category["name"]: category["id"] for category in annotated["categories"]
-    }
-    found = json.loads((folder / "detections.json").read_text())
-    keys = [
-        (
-            own[one["image_id"]],
-            category_of[name_of[one["category_id"]]],
-            one["bbox"],
-            one["score"],
-        )
-        for one in found
-    ]
-    expected = [
-        (one["image_id"], one["category_id"], one["bbox"], one["score"])
-        for one in there
-    ]
-    assert found and sorted(keys) == sorted(expected)
+    folder = predicted(home, "--predict coco/val2017 --resume detector/last.pt").parent
+    found = detections(folder, folder / "images.json")
+    annotations = data / "annotations" / "instances_val2017.json"
+    assert found and found == detections(home.cwd / "evaluated", annotations)
     assert len(list((folder / "drawn").iterdir())) == 6
     assert export.main([str(home.cwd / "detector" / "last.pt")]) == 2
     assert (

@@ -44,27 +44,24 @@ def start(
 
 
 def test_killed_at_random_steps(train: Runner, pictures: Path) -> None:
-    """SIGTERM and SIGKILL in turns, until the run comes to its end; also where images grow."""
+    """By SIGTERM, then by SIGKILL, until the run comes to its end; also where images grow."""
     ranks, flags = 2, GROWING
     for process in start(train, pictures, "whole", flags, ranks=ranks):
         process.done()
     whole, killed = train.cwd / "whole", train.cwd / "killed"
     assert len(losses(whole)) == STEPS
 
-    draws, interrupted = random.Random(ranks), 0
-    for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 3))):
+    draws = random.Random(ranks)
+    for how in (signal.SIGTERM, signal.SIGKILL):
         more = f"{flags} --workers 2 --save-every-steps {draws.randint(1, 3)}"
         processes = start(train, pictures, "killed", more, ranks=ranks)
-        reached(killed, max(at, steps(killed) + 1), processes[0])
-        how = (signal.SIGTERM, signal.SIGKILL)[number % 2]
+        reached(killed, steps(killed) + draws.randint(5, 8), processes[0])
         # one rank hears SIGTERM, all stop
         for process in processes if how == signal.SIGKILL else processes[-1:]:
             process.send(how)
         codes = {process.wait() for process in processes}
         ended = -how if how == signal.SIGKILL else 128 + how
-        assert codes <= {ended, 0}, [process.err for process in processes]
-        interrupted += ended in codes
-    assert interrupted >= 2, "the others had come to their end before the signal"
+        assert codes == {ended}, [process.err for process in processes]
     for process in start(train, pictures, "killed", flags, ranks=ranks):
         process.done()
     assert losses(killed) == losses(whole)
@@ -88,8 +85,8 @@ def test_two_processes_and_one_killed_before_the_first_checkpoint(
     assert first.poll() is None
     first.send(signal.SIGKILL)
     first.wait()
-    start(train, pictures, "run")[0].done()
-    assert len(losses(train.cwd / "run")) == STEPS
+    start(train, pictures, "run", "--steps 3 --val-every 0")[0].done()
+    assert len(losses(train.cwd / "run")) == 3
 
 
 def test_ctrl_c_in_a_run_whose_storage_does_not_answer(
@@ -141,14 +138,14 @@ def test_files_that_are_gone_for_a_while_cost_no_step(
     """The run ends with a checkpoint of its last whole step, and goes on once they are put back."""
     data = train.cwd / "data"
     shutil.copytree(pictures, data)
-    (process,) = start(train, data, "run", "--read-delay-ms 30")
+    (process,) = start(train, data, "run", "--val-every 0 --read-delay-ms 30")
     reached(train.cwd / "run", 3, process)
     one = min((data / "train").iterdir())
     one.rename(data / "away")
     assert "is gone" in process.mistake()
     (data / "away").rename(one)
     assert 3 <= kept(train.cwd / "run/last.pt")["progress"]["step"] < STEPS
-    start(train, data, "run")[0].done()
+    start(train, data, "run", "--val-every 0")[0].done()
     assert len(losses(train.cwd / "run")) == STEPS
 
 
@@ -169,17 +166,12 @@ def test_the_step_stays_when_ranks_change(train: Runner, pictures: Path) -> None
         rates = [rate for point in found for rate in point["lrs"]]
         runs.append((rates, found[-1]["consumed"]))
     assert runs[0] == runs[1] and len(runs[0][0]) == 6
-    more = f"{plain} --batch-size 8 --steps 7"
-    first, _ = start(train, pictures, "parts", more, ranks=2)
-    assert "a step had 8 samples and has 16 now" in " ".join(first.done().out.split())
-    more = f"{plain} --batch-size 7 --steps 12"  # 4 of 7 samples, and the last 4
-    start(train, pictures, "parts", more)[0].done()
+    more = f"{plain} --batch-size 7 --steps 13"  # 6 of 7 samples, and the last 6
+    (process,) = start(train, pictures, "parts", more)
+    assert "a step had 8 samples and has 7 now" in " ".join(process.done().out.split())
     assert points(train.cwd / "parts", "train")[-1]["consumed"] == N
     told = summary(train.cwd / "parts")
     assert (told["samples"], told["samples_dropped"]) == (N, 0), "of the whole run"
-    more = "--global-batch-size 9"
-    for process in start(train, pictures, "other", more, ranks=2):
-        assert "choose a multiple of 8" in process.mistake()
 
 
 def test_best_and_last_and_a_finished_run_stays_as_it_was(
@@ -187,19 +179,19 @@ def test_best_and_last_and_a_finished_run_stays_as_it_was(
 ) -> None:
     """best.pt is the first of the best epochs; last.pt is at the end of everything."""
     run = train.cwd / "run"
-    start(train, pictures, "run", "--epochs 4 --lr 0.02")[0].done()
+    start(train, pictures, "run", "--epochs 3 --lr 0.02")[0].done()
     top1 = [point["top1"] for point in points(run, "val")]
     best, last = (kept(run / f"{name}.pt")["progress"] for name in ("best", "last"))
-    assert len(top1) == 4 and best["best"] == last["best"] == max(top1)
+    assert len(top1) == 3 and best["best"] == last["best"] == max(top1)
     assert best["epoch"] == top1.index(max(top1)) + 1 and best["consumed"] == 0
     assert best["step"] == best["epoch"] * N // STEP
-    assert last["epoch"] == 4 and last["step"] == 4 * N // STEP
+    assert last["epoch"] == 3 and last["step"] == 3 * N // STEP
     before = (run / "summary.json").read_bytes()
-    process = start(train, pictures, "run", "--epochs 4 --lr 0.02")[0].done()
+    process = start(train, pictures, "run", "--epochs 3 --lr 0.02")[0].done()
     assert "nothing was left to train" in process.out
     assert (run / "summary.json").read_bytes() == before
-    start(train, pictures, "run", "--epochs 5 --lr 0.02 --steps 49")[0].done()
-    assert summary(run)["steps"] == len(losses(run)) == 49
+    start(train, pictures, "run", "--epochs 4 --lr 0.02 --steps 37")[0].done()
+    assert summary(run)["steps"] == len(losses(run)) == 37
 
 
 def test_a_host_that_is_gone_and_a_damaged_checkpoint(

@@ -24,6 +24,7 @@ def composed(
     *,
     precision: str = "fp32",
     device: torch.device = CPU,
+    seed: int = 0,
 ) -> Step:
     return Step(
         module=module,
@@ -31,6 +32,6 @@ def composed(
         optimisation=optimisation,
         precision=precision,
         world=ProcessWorld(device),
-        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
+        draw_key=partial(draws.key, seed, draws.Purpose.MODEL),
         phases=Phases(device),
     )

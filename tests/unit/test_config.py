@@ -49,6 +49,7 @@ def mistake(argv: list[str]) -> str:
         (256, 48, 2, (32, 4)),  # the largest divisor of 128
         (96, 64, 8, (12, 1)),
         (256, 64, 3, "multiple of 192"),
+        (9, 4, 2, "multiple of 8"),
         (254, 64, 2, "multiple of 128"),  # 127 is prime
         (2, 64, 4, "multiple of 4"),
     ],

@@ -16,6 +16,7 @@ from plan.ops import (
     Op,
     distortions,
 )
+from tests.unit.test_ops_torchvision import ON_DEVICE
 
 NAMES = ["brightness", "contrast", "contrast_first", "saturation", "hue", "permutation"]
 NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
@@ -109,15 +110,11 @@ def slots(*numbers: np.ndarray) -> np.ndarray:
     return np.concatenate(each, axis=1).astype(np.float32)
 
 
-def on_host(values: list[np.ndarray]) -> list[torch.Tensor]:
-    return [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
-
-
 def test_rows_without_an_operation_keep_their_bits() -> None:
     levels = np.random.default_rng(3).integers(0, 256, (6, 4, 5, 3), np.uint8)
     numbers = distortions(0, 0, np.arange(6)) * (np.arange(6) % 3 > 0)[:, None]
     given, before = torch.from_numpy(levels), levels.copy()
-    found = operated(given, slots(numbers), on_host).numpy()
+    found = operated(given, slots(numbers), ON_DEVICE).numpy()
     np.testing.assert_array_equal(found[::3], levels[::3].astype(np.float32))
     for row in (1, 2, 4, 5):
         np.testing.assert_allclose(
@@ -133,6 +130,6 @@ def test_slots_act_in_their_order() -> None:
     other = np.where(np.arange(4)[:, None] < 2, half, bright)
     other[3] = 0
     found = operated(
-        torch.full((4, 1, 1, 3), 255, dtype=torch.uint8), slots(one, other), on_host
+        torch.full((4, 1, 1, 3), 255, dtype=torch.uint8), slots(one, other), ON_DEVICE
     )
     assert found[:, 0, 0, 0].tolist() == pytest.approx([127.5, 127.5, 153, 127.5])

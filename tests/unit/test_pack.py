@@ -22,10 +22,7 @@ from tests.conformance.sources import LAYOUTS, all_read
 from tests.unit.folders import fill
 from tests.unit.test_splits import Console
 
-FILES = {
-    f"{'ab'[place % 2]}/{name}.jpg": content
-    for place, (name, content) in enumerate(scenes.small(7).items())
-}
+FILES = scenes.of_two_classes(7)
 FORMATS = pytest.mark.parametrize("form", [*filter(sources.here, _stores.FORMATS)])
 
 

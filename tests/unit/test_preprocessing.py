@@ -12,13 +12,9 @@ from scripts import export
 from scripts._preprocessing import Framing, Preprocessed
 
 
-@pytest.mark.parametrize("window", ["center", "stretch"])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("size", [(70, 41), (20, 25)], ids=["smaller", "larger"])
-def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
-    # bicubic overshoots at edges, and what is clipped between two passes depends on which is the first
-    pixels = np.random.default_rng(0).integers(40, 216, (*size, 3), dtype=np.uint8)
-    framing = Framing(
+def framing(window: str, interpolation: str) -> Framing:
+    """Return what makes images of 32 x 32, whose levels stay in 0..1."""
+    return Framing(
         window="center" if window == "center" else "stretch",
         resize=32,
         image_size=32,
@@ -27,7 +23,16 @@ def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
         interpolation=interpolation,
         exif="stored",
     )
-    got = Preprocessed(nn.Identity(), framing)(torch.from_numpy(pixels)[None])[0]
+
+
+@pytest.mark.parametrize("window", ["center", "stretch"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(70, 41), (20, 25)], ids=["smaller", "larger"])
+def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
+    # bicubic overshoots at edges, and what is clipped between two passes depends on which is the first
+    pixels = np.random.default_rng(0).integers(40, 216, (*size, 3), dtype=np.uint8)
+    whole = Preprocessed(nn.Identity(), framing(window, interpolation))
+    got = whole(torch.from_numpy(pixels)[None])[0]
     height, width = size
     box = (0.0, 0.0, float(width), float(height))
     if window == "center":
@@ -50,17 +55,8 @@ def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
 
 
 def test_a_file_that_computes_something_else_is_seen() -> None:
-    framing = Framing(
-        window="center",
-        resize=32,
-        image_size=32,
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
-        interpolation="bilinear",
-        exif="stored",
-    )
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    whole = Preprocessed(network, framing)
+    whole = Preprocessed(network, framing("center", "bilinear"))
     images = [np.full((40, 50, 3), level, np.uint8) for level in (51, 102, 255)]
 
     def wrong(batch: np.ndarray) -> np.ndarray:

@@ -24,8 +24,8 @@ from engine.step import Step
 from models import classification as registry
 from settings.optimisation import Optimisation
 from tasks.classification import Classification, binary_cross_entropy
-from tests.unit.steps import composed
-from tests.unit.test_step import CPU, Net, assert_alike, batch_of, step_of
+from tests.unit.steps import CPU, composed
+from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
 CASES: dict[str, dict[str, Any]] = {
     **{

@@ -28,10 +28,7 @@ from tests.unit.test_splits import Console
 
 pytest.importorskip("aiohttp")
 fsspec = pytest.importorskip("fsspec")
-FILES = {
-    f"{'ab'[place % 2]}/{name}.jpg": content
-    for place, (name, content) in enumerate(scenes.small(8).items())
-}
+FILES = scenes.of_two_classes(8)
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from contracts import RateWindow
 from tasks.detection import KIND
 from tests.unit.test_report_reporter import Told
+from tests.unit.test_report_tensorboard import read
 
 RESULT = {
     "ap": 0.375,
@@ -53,9 +53,7 @@ def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
     assert (tmp_path / "detections.json").read_bytes() == b"[2]\n", "the last one"
     line = {"kind": "val", **RESULT, "failed": []}
     assert told.points() == [{**line, "step": step, "epoch": step} for step in (10, 20)]
-    board = EventAccumulator(
-        str(tmp_path), size_guidance={"images": 0, "scalars": 0}
-    ).Reload()
+    board = read(tmp_path)
     scalars = [
         (event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")
     ]

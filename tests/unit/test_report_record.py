@@ -11,12 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from contracts import UserError
 from report.record import Record, claimed
+from tests.unit.folders import contents
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -27,20 +29,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def claim(folder: Path, resuming: bool = False) -> None:
     with claimed(folder, resuming=resuming):
         (folder / "left").touch()
-
-
-def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(f"report.record.{name}", fails)
 
 
 def test_points_are_there_at_once_bit_for_bit_and_what_is_not_finite_is_valid_json(
@@ -149,7 +140,8 @@ def test_a_full_disk_loses_nothing_that_was_there(
     record.summary({"steps": 1})
     before = contents(tmp_path)
     full = pytest.raises(UserError, match="no space left")
-    fail_with(monkeypatch, "os.fsync", errno.ENOSPC)
+    none_left = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("report.record.os.fsync", MagicMock(side_effect=none_left))
     with full:
         record.summary({"steps": 2})
     really_write, parts = os.write, [5]
@@ -157,7 +149,7 @@ def test_a_full_disk_loses_nothing_that_was_there(
     def half(file: int, content: bytes) -> int:
         if parts:
             return really_write(file, content[: parts.pop()])
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise none_left
 
     monkeypatch.setattr("report.record.os.write", half)
     with full:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from contracts import Counts, Pixels, RateWindow, Reported
 from engine.distributed import ProcessWorld
@@ -24,6 +23,7 @@ from report.meter import Meter
 from report.record import Record
 from report.reporter import Reporter
 from tasks.classification import KIND
+from tests.unit.test_report_tensorboard import read
 
 CPU = torch.device("cpu")
 
@@ -189,7 +189,7 @@ def test_a_run_that_was_over_keeps_its_rate_and_has_its_last_validation(
     assert written["validation"] == {**figures, "ema_loss": "inf"}
     assert written["validation_s"] is None
     if earlier:
-        events = EventAccumulator(str(told.folder)).Reload()
+        events = read(told.folder)
         rates = {"samples_per_s": 80.0, "per_gpu": 80.0, "efficiency": 0.75}
         for name, value in rates.items():
             point = events.Scalars(f"throughput/{name}")[-1]

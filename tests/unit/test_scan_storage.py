@@ -22,7 +22,7 @@ from dataset.scan.byte_ranges import Files, ReadAt
 from dataset.stores.folder import open_folder
 from dataset.videos import packets
 from loaders._read_retry import read
-from tests.conformance.scenes import small
+from tests.conformance.scenes import of_two_classes
 from tests.conformance.sources import LAYOUTS, all_read, here
 from tests.unit.coco_files import write_coco
 from tests.unit.folders import JPEG, fill, refused
@@ -78,10 +78,7 @@ def test_a_moment_of_failing_storage_changes_nothing(
 ) -> None:
     """While it is scanned and while it is read, in every source: what failed is tried again."""
     data = tmp_path.resolve() / "data"
-    files = {
-        f"{'ab'[place % 2]}/{name}.jpg": one
-        for place, (name, one) in enumerate(small(5).items())
-    }
+    files = of_two_classes(5)
     LAYOUTS[form].write(data, "train", files)
     failed = 0
     calls = ("open", "pread", "stat", "fstat", "listdir", "scandir", "read")

@@ -242,6 +242,13 @@ def test_training_waits_for_no_value_on_the_device(padded: bool) -> None:
     assert len(gradients) == 12 and all(one is not None for one in gradients)
 
 
+def ordered(found: dict[str, torch.Tensor]) -> tuple[list[Any], list[Any]]:
+    """Return (score, label) and box of each detection; those of one score are sorted by their labels."""
+    columns = (found[name].tolist() for name in ("scores", "labels", "boxes"))
+    rows = sorted(zip(*columns, strict=True), reverse=True)
+    return [row[:2] for row in rows], [row[2] for row in rows]
+
+
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 999),
@@ -279,20 +286,7 @@ def test_detections_are_torchvisions(
     for one, other in zip(found, wanted, strict=True):
         assert one.keys() == other.keys()
         assert torch.equal(one["scores"], other["scores"])
-        (mine, boxes), (its, theirs) = (
-            zip(*sorted(zip(*columns, strict=True)), strict=True)
-            if len(each["scores"])
-            else ((), ())
-            for each in (one, other)
-            for columns in [
-                (
-                    zip(
-                        (-each["scores"]).tolist(), each["labels"].tolist(), strict=True
-                    ),
-                    each["boxes"].tolist(),
-                )
-            ]
-        )
+        (mine, boxes), (its, theirs) = ordered(one), ordered(other)
         assert mine == its
         np.testing.assert_allclose(boxes, theirs, rtol=1e-6, atol=1e-5)
 

@@ -133,7 +133,7 @@ def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         MagicMock(),
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="--sync-bn is for GPUs"):
+    with pytest.raises(UserError, match="--sync-bn is for GPUs, and there is none"):
         start.network(*given)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     norms = [

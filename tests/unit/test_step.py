@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,12 @@ import torch.nn.functional as functional
 from torch import nn
 
 from contracts import Batch
-from engine.distributed import ProcessWorld
 from engine.step import Step
-from plan import draws
-from report.phases import Phases
 from settings.optimisation import Optimisation
 from tasks.classification import IGNORE, Classification
+from tests.unit.steps import composed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU = torch.device("cpu")
 CLASSES, SIZE = 5, 6
 SETTINGS: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
 SETTINGS |= {"weight_decay": 0.02, "norm_weight_decay": 0.003}
@@ -74,20 +70,13 @@ def step_of(
     optimisation = Optimisation(
         **SETTINGS | {"accumulate": accumulate, "clip_grad_norm": clip} | more
     )
-    return Step(
-        module=net,
-        task=Classification(
-            np.zeros(1, np.int64),
-            label_smoothing=smoothing,
-            binary=optimisation.loss == "bce",
-            threshold=optimisation.bce_threshold,
-        ),
-        optimisation=optimisation,
-        precision="fp32",
-        world=ProcessWorld(CPU),
-        draw_key=partial(draws.key, seed, draws.Purpose.MODEL),
-        phases=Phases(CPU),
+    task = Classification(
+        np.zeros(1, np.int64),
+        label_smoothing=smoothing,
+        binary=optimisation.loss == "bce",
+        threshold=optimisation.bce_threshold,
     )
+    return composed(net, task, optimisation, seed=seed)
 
 
 def assert_alike(one: nn.Module, other: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Array, Batch, Pixels, Split, UserError
-from loaders import open_loader
+from contracts import Array, Batch, Split, UserError
 from models.superres import enlarged
 from plan.patches import HIGH
 from settings.config import Config, build
@@ -19,6 +17,7 @@ from tasks.superres import KIND, Fidelity, Superres
 from tests.unit.superres_files import CPU, feed_of, halved, opened, write
 from tests.unit.test_meter import alone
 from tests.unit.test_splits import Console
+from tests.unit.test_superres_loader import passed
 
 SHAVE = 3
 
@@ -71,11 +70,7 @@ def output(sample: int, high: torch.Tensor, channels: int) -> torch.Tensor:
 
 def batches_of(split: Split) -> list[Batch]:
     """Return the batches of a validation."""
-    feed = feed_of(split, patch=None, batch_size=1)
-    with open_loader(
-        "paired", replace(feed, pixels=Pixels(mean=(0.0,) * 3, std=(1.0,) * 3))
-    ) as loader:
-        return list(loader.batches(0, 0))
+    return passed(feed_of(split, patch=None, batch_size=1))
 
 
 @pytest.mark.parametrize(("of_luma", "channels"), [(True, 1), (True, 3), (False, 3)])

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Array, Feed, Split, UserError
-from dataset.open import open_split
+from contracts import Array, UserError
 from loaders import open_loader
 from loaders.images.transforms import Transform
-from plan.images import ImagePlan, ImagePolicy
 from settings.config import parse
 from tasks import kind_named
-from tasks.classification import KIND, Classification
+from tasks.classification import KIND
 from tests.conformance import scenes
-from tests.unit.folders import fill
+from tests.conformance.scenes import Scene
 
 HERE = "tests.unit.test_transforms"
 
@@ -41,42 +39,18 @@ def failing(image: Array, rng: np.random.Generator) -> Array:
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
-    folder = tmp_path_factory.mktemp("transforms")
-    fill(
-        folder / "train" / "a",
-        {f"{name}.jpg": content for name, content in scenes.small(8).items()},
-    )
-    return open_split(folder / "train", cache=folder / "cache")
-
-
-def feed_of(split: Split, batch_size: int, workers: int, **transforms: Any) -> Feed:
-    columns = split.columns
-    policy = ImagePolicy(window="random-resized", image_size=24, flip=0.5)
-    plan = ImagePlan(
-        columns,
-        policy,
-        seed=5,
-        batch_size=batch_size,
-    )
-    return Feed(
-        plan=plan,
-        source=split.source,
-        columns=columns,
-        targets=Classification(columns.label).targets,
-        device=torch.device("cpu"),
-        workers=workers,
-        transforms=transforms,
-    )
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scenes.scene(tmp_path_factory.mktemp("transforms"), scenes.small(8))
 
 
 def images(
-    split: Split, epoch: int, batch_size: int, workers: int, **transforms: Any
+    photos: Scene, epoch: int, batch_size: int, workers: int, **transforms: Any
 ) -> Array:
     """Return the images of an epoch in the order of their samples."""
-    with open_loader(
-        "torchvision", feed_of(split, batch_size, workers, **transforms)
-    ) as loader:
+    feed = photos.feed(
+        batch_size=batch_size, image_size=24, workers=workers, transforms=transforms
+    )
+    with open_loader("torchvision", feed) as loader:
         found = {
             int(sample): batch.images[place].numpy().copy()
             for batch in loader.batches(epoch, 0)
@@ -86,18 +60,18 @@ def images(
 
 
 @pytest.mark.parametrize("what", ["output", "region"])
-def test_the_plan_alone_says_what_is_drawn(what: str, split: Split) -> None:
+def test_the_plan_alone_says_what_is_drawn(what: str, photos: Scene) -> None:
     """With any number of workers and samples in a batch, and other images in another epoch."""
     transforms = {what: Transform(f"{HERE}:own")}
     random.seed(1)
-    first = images(split, 0, 4, 2, **transforms)
+    first = images(photos, 0, 4, 2, **transforms)
     random.seed(2)
-    np.testing.assert_array_equal(first, images(split, 0, 2, 0, **transforms))
+    np.testing.assert_array_equal(first, images(photos, 0, 2, 0, **transforms))
     assert random.random() == random.Random(2).random(), (
         "the run's own generators are as they were"
     )
-    assert (first != images(split, 0, 4, 0)).any()
-    assert (images(split, 1, 4, 0, **transforms) != first).any()
+    assert (first != images(photos, 0, 4, 0)).any()
+    assert (images(photos, 1, 4, 0, **transforms) != first).any()
 
 
 @pytest.mark.parametrize(
@@ -112,9 +86,9 @@ def test_the_plan_alone_says_what_is_drawn(what: str, split: Split) -> None:
     ],
     ids=["no-module", "shape", "raises"],
 )
-def test_a_mistake_is_told_before_training(name: str, said: str, split: Split) -> None:
+def test_a_mistake_is_told_before_training(name: str, said: str, photos: Scene) -> None:
     with pytest.raises(UserError, match=said):
-        images(split, 0, 4, 2, output=Transform(name))
+        images(photos, 0, 4, 2, output=Transform(name))
 
 
 def test_other_loaders_and_tasks_refuse_it(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_samples_are_those_of_the_whole_run(tmp_path: Path) -> None:
     first = Toy(tmp_path, 2, 0.1, 0.2)
     damaged(first, [1, 7])
     first.training.fit()
+    assert not first.training.measure_ceilings.called, "--ceilings false"  # type: ignore[attr-defined]
     at = first.training.progress
     assert (at.samples, at.lost, at.failed) == (2 * SAMPLES, 4, (1, 7))
     later = Toy(tmp_path, 3, 0.3)
