@@ -22,7 +22,7 @@ from scripts.demo_set import background
 # the label is the place, as in a scan of the folder
 CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up")
 # smallest and largest of a shape; lengths are in shorter sides of the frame
-RADII = (0.05, 0.2)
+RADII = (0.05, 0.18)
 
 
 def frames(
@@ -40,7 +40,7 @@ def frames(
     # evenly spread.
     margin = RADII[1] * short
     area = large + 2 * margin
-    count = int(rng.integers(5, 10))
+    count = int(rng.integers(8, 17))
     starts = rng.random((count, 2)) * area
     sides = rng.integers(3, 7, count).tolist()
     colours = [ink[place] for place in rng.integers(3, size=count)]
