@@ -279,8 +279,10 @@ class Loop:
 def _data_loader(loop: Loop, dataset: Any, make: Any = DataLoader) -> DataLoader[Any]:
     asked = loop.asked
     samples = asked.batches and asked.batches * asked.batch_size
+    # which reads in the loop
+    workers = 0 if loop.name == "dali-by-hand" else asked.workers
     return pytorch.loader(
-        dataset, workers=asked.workers, samples=samples, make=make, **loop.shared()
+        dataset, workers=workers, samples=samples, make=make, **loop.shared()
     )
 
 
@@ -335,16 +337,9 @@ def _dali_of_python(loop: Loop) -> Epochs:
         )
         make = partial(proxy.DataLoader, server)
         return _pytorch(loop, _data_loader(loop, images, make))
-    source: Any = dali.Files(
-        *files,
-        batch_size=asked.batch_size,
-        samples=(asked.batches or loop.plan.steps()) * asked.batch_size,
-        read_delay_s=asked.delay_s,
-    )
-    if loop.name == "pytorch+dali":
-        images = pytorch.Images(*files, dali.content, asked.delay_s)
-        make = partial(DataLoader, collate_fn=dali.listed)
-        source = _data_loader(loop, images, make)
+    images = pytorch.Images(*files, dali.content, asked.delay_s)
+    make = partial(DataLoader, collate_fn=dali.listed)
+    source = _data_loader(loop, images, make)
     fed = DALIGenericIterator(
         dali.of_bytes(source, **how), ["images", "labels"], auto_reset=True
     )

@@ -10,9 +10,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
+
+from benchmarks._reasons import reason
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -20,25 +21,27 @@ PATIENCE_S = 35.0
 """torchrun gives its ranks 30 s."""
 
 
-def ran(command: list[str], log: Any, limit_s: float) -> int | None:
-    """Run a command and return its exit code, None when it took too long. Whatever it has started is gone
-    when this returns.
+def ran(command: list[str], log: Path, limit_s: float) -> tuple[str, str]:
+    """Run a command, whose words go to the file `log`; return how it ended, and why if that is not "ok": "oom",
+    "failed", or "timeout". Whatever it has started is gone when this returns.
     """
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,  # else a child could take the terminal's keys
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,  # one signal then reaches whatever it forks
-    )
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,  # else a child could take the terminal's keys
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # one signal then reaches whatever it forks
+        )
     try:
-        return process.wait(limit_s)
+        code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        return None
+        return "timeout", f"took longer than {limit_s:g} s"
     finally:
         _end(process)
+    return reason(code, log.read_text(encoding="utf-8", errors="replace"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

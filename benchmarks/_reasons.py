@@ -27,7 +27,9 @@ LONGEST = 300
 
 
 def reason(code: int, log: str) -> tuple[str, str]:
-    """Return the status of the row (oom or failed), and why it has no figures."""
+    """Return the status of the row (ok, oom or failed), and why it has no figures."""
+    if not code:
+        return "ok", ""
     lines = [line.strip()[-LONGEST:] for line in log.splitlines() if line.strip()]
     for line in lines:
         if any(word in line.lower() for word in OUT_OF_MEMORY):

@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 from pydantic import PositiveInt
 
 from benchmarks._process import ROOT, ran
-from benchmarks._reasons import reason
 from contracts import UserError
 from report import record
 from report.meter import spread
@@ -256,8 +255,8 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     began = time.time()
     # the processes of a search are limited one by one
     limit_s = 86_400.0 if suite.searches else settings.limit_s
-    with (folder / "log.txt").open("wb") as log:
-        code = ran(suite.command(settings, point, folder), log, limit_s)
+    command = suite.command(settings, point, folder)
+    status, why = ran(command, folder / "log.txt", limit_s)
     row: Row = {
         "suite": suite.name,
         "point": point,
@@ -266,12 +265,9 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         "folder": str(folder.relative_to(output)),
         **asdict(Measured(figures={})),
     }
-    if code is None:
+    if status == "timeout":
         why = f"took longer than --limit-s {settings.limit_s:g}"
-        return row | {"status": "timeout", "error": why}
-    if code:
-        log_text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-        status, why = reason(code, log_text)
+    if status != "ok":
         return row | {"status": status, "error": why}
     try:
         measured = suite.read(point, folder)

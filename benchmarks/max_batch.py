@@ -25,7 +25,6 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks._loaders import expanded
 from benchmarks._process import ending_on_signals, ran
-from benchmarks._reasons import reason
 from benchmarks._suite import (
     ROOT,
     Common,
@@ -95,7 +94,7 @@ def points(settings: MaxBatch) -> list[Point]:
         architecture(KIND, arch, "--archs")
     if settings.memory_limit_gib and not torch.cuda.is_available():
         raise UserError("--memory-limit-gib holds memory of a GPU, and none is here")
-    config = check(settings.flags, taken={*SET_HERE, "val_batch_size"})
+    config = check(settings.flags, {*SET_HERE, "val_batch_size"})
     require_data(settings.data, settings.loaders, config, validates=True)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
@@ -153,8 +152,7 @@ def _following(
 
 def command(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
     """Return the command of a trial: train.py, or the loop by hand, for a few steps."""
-    flags: dict[str, Any] = {"data": settings.data} if settings.data else {}
-    flags["steps"] = settings.steps
+    flags: dict[str, Any] = {"data": settings.data, "steps": settings.steps}
     if point["loader"].startswith(BY_HAND):
         flags |= by_hand_flags("classification", settings.flags, point)
         return [sys.executable, "-m", "benchmarks.baselines.train", *words(flags)]
@@ -176,30 +174,26 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     figures: dict[int, dict[str, Any]] = {}
 
     def outcome(batch: int) -> str:
-        trial, log_path = folder / str(batch), folder / f"{batch}.txt"
+        trial, log = folder / str(batch), folder / f"{batch}.txt"
         words = command(settings, point | {"batch_size": batch}, trial)
-        with peak(device) as peak_gib, log_path.open("wb") as log:
-            code = ran(words, log, settings.limit_s)
-        text = log_path.read_text(encoding="utf-8", errors="replace")
-        tried[batch] = ("timeout", f"took longer than {settings.limit_s:g} s")
-        if code is not None:
-            tried[batch] = reason(code, text)
+        with peak(device) as peak_gib:
+            status, why = ran(words, log, settings.limit_s)
         path = trial / "summary.json"
         told = json.loads(path.read_text()) if path.exists() else {}
         # which a small set makes a little smaller, so that no sample is left out
         size = told.get("batch_size", batch)
-        if code == 0 and size > 0.8 * batch:
-            tried[batch] = ("ok", "")
+        if status == "ok" and size > 0.8 * batch:
             figures[batch] = dict(told.get("memory", {}))
             figures[batch]["device_gib"] = (
                 max(peak_gib) - beside_gib if peak_gib else None
             )
-        elif code == 0:
-            tried[batch] = ("failed", f"too few samples, batches were {size},")
+        elif status == "ok":
+            status, why = "failed", f"too few samples, batches were {size},"
+        tried[batch] = (status, why)
         for weights in trial.glob("*.pt"):
             weights.unlink()  # of a network that has learned nothing
         print(f"{batch}: {tried[batch]}", flush=True)
-        return tried[batch][0]
+        return status
 
     how = {name: getattr(settings, name) for name in ("start", "largest", "tolerance")}
     with ending_on_signals():

@@ -148,23 +148,30 @@ class Train(Common):
 # --- what is asked ----------------------------------------------------------------------------------------------
 
 
-def check(
-    words: str,
-    *,
-    task: str = "classification",
-    taken: Collection[str] = SET_HERE,
-) -> Config:
-    """Return the settings of these flags of train.py. Raises UserError for flags that do not parse, or that
-    are `taken` by the suite.
+def behind_dashes(flags: str, taken: Collection[str]) -> tuple[list[str], set[str]]:
+    """Return the words of flags of train.py, and the names of the settings that they set.
+
+    Raises UserError for words that cannot be told apart, and for settings that are `taken`.
     """
     try:
-        given = shlex.split(words)
+        given = shlex.split(flags)
     except ValueError as error:
-        raise UserError(f"--flags {words}: {error}") from None
+        raise UserError(f"--flags {flags}: {error}") from None
+    names = set()
     for word in given:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name in taken:
-            raise UserError(f"{word} behind -- is what the suite sets itself")
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+            names.add(name)
+            if name in taken:
+                raise UserError(f"{word} behind -- is what this program sets itself")
+    return given, names
+
+
+def check(
+    flags: str, taken: Collection[str], *, task: str = "classification"
+) -> Config:
+    """Return the settings of these flags of train.py. Raises UserError."""
+    given, _ = behind_dashes(flags, taken)
     config = parse(["--task", task, *given])
     kind_of(config)
     return config
@@ -217,7 +224,7 @@ def points(settings: Train) -> list[Point]:
     axes = {axis: getattr(settings, name) for axis, (name, _) in AXES.items()}
     asked = {axis: values for axis, values in axes.items() if values}
     taken = {*SET_HERE, *(name for axis in asked for name in AXES[axis][1](""))}
-    config = check(settings.flags, task=task, taken=taken)
+    config = check(settings.flags, taken, task=task)
     validates = settings.epochs is not None
     for place in settings.sets or ("",):
         data = data_of(settings, place)
@@ -255,7 +262,7 @@ def points(settings: Train) -> list[Point]:
 def command(settings: Train, point: Point, folder: Path) -> list[str]:
     """Return the command of train.py, or of the loop by hand."""
     data = data_of(settings, point.get("set", ""))
-    flags: dict[str, Any] = {"task": settings.task, **({"data": data} if data else {})}
+    flags: dict[str, Any] = {"task": settings.task, "data": data}
     if point["loader"].startswith(BY_HAND):
         flags |= by_hand_flags(settings.task, settings.flags, point)
         flags |= {"seconds": settings.seconds, "output": folder / "figures.json"}
@@ -298,15 +305,16 @@ def by_hand_flags(task: str, flags: str, point: Point) -> dict[str, Any]:
 
 
 def words(flags: Mapping[str, Any]) -> list[str]:
-    """Return settings as the flags that train.py takes."""
-    return [
-        word
-        for name, each in flags.items()
-        for word in (
-            f"--{name.replace('_', '-')}",
-            str(each).lower() if isinstance(each, bool) else str(each),
-        )
-    ]
+    """Return settings as flags; None leaves one out, and a list has several values."""
+    found: list[str] = []
+    for name, each in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(each, list):
+            found += [flag, *map(str, each)]
+        elif each is not None:
+            value = str(each).lower() if isinstance(each, bool) else each
+            found.append(f"{flag}={value}")  # --flags has words that begin like flags
+    return found
 
 
 def read(point: Point, folder: Path) -> Measured:

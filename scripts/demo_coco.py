@@ -17,36 +17,24 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from scripts._sets import DrawnSet, Key, rng_of
-from scripts.demo_set import background, finished
+from scripts.demo_set import background
 
-CATEGORIES = {10: "circle", 20: "cross", 30: "square", 40: "star", 50: "triangle"}
+SHAPES = {
+    "circle": np.ones(48),
+    "cross": np.tile([1, 1, 0.37], 4),
+    "square": np.ones(4),
+    "star": np.tile([1, 0.42], 5),
+    "triangle": np.ones(3),
+}
+"""Class -> the distances of its corners from the middle, at even angles."""
 PLACES = 40
 """Places that are tried for a shape before it is left out: shapes do not touch."""
-ARM = 0.36  # half the width of a cross's arms, of half its length
-
-
-def _corners(radii: np.ndarray) -> np.ndarray:
-    """Return corners at these distances from (0, 0), [corners, 2], at even angles."""
-    angles = 2 * np.pi * np.arange(len(radii)) / len(radii)
-    return np.stack([np.cos(angles) * radii, np.sin(angles) * radii], axis=1)
-
-
-_half = np.array([(1, ARM), (ARM, ARM), (ARM, 1), (-ARM, 1), (-ARM, ARM), (-1, ARM)])
-# polygons [points, 2] around (0, 0) that touch the unit circle
-OUTLINES = {
-    "circle": _corners(np.ones(48)),
-    "cross": np.concatenate([_half, -_half]) / np.hypot(1, ARM),
-    "square": _corners(np.ones(4)),
-    "star": _corners(np.tile([1, 0.42], 5)),
-    "triangle": _corners(np.ones(3)),
-}
 
 
 def drawn(rng: np.random.Generator) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw one image; return it with its annotations in COCO's form, without their ids."""
     sides = rng.integers(128, 201, 2)  # width and height, pixels
-    canvas, inks = background(rng, *sides[::-1])
-    picture = Image.fromarray(finished(rng, canvas.copy(), 0.05))
+    picture, inks = background(rng, *sides.tolist())
     draw = ImageDraw.Draw(picture)
     largest = np.log(0.4 * min(sides))
     radii = np.exp(rng.uniform(np.log(8), largest, rng.integers(0, 13)))
@@ -59,27 +47,29 @@ def drawn(rng: np.random.Generator) -> tuple[Image.Image, list[dict[str, Any]]]:
             gaps = [np.hypot(*(centre - other)) - reach for other, reach in taken]
             if min(gaps, default=np.inf) > radius + 2:
                 taken.append((centre, radius))
-                category = int(rng.choice(list(CATEGORIES)))
-                outline = _turned(rng, category) * radius + centre
-                colour = inks[rng.integers(3)] + rng.uniform(-0.08, 0.08, 3)
-                levels = (255 * colour.clip(0, 1)).astype(int)
-                draw.polygon([*map(tuple, outline - 0.5)], fill=(*levels.tolist(),))
-                annotations.append(_annotation(outline, category))
+                annotations.append(_painted(rng, draw, inks, centre, radius))
                 break
     return picture, annotations
 
 
-def _turned(rng: np.random.Generator, category: int) -> np.ndarray:
-    angle = rng.uniform(0, 2 * np.pi)
-    across = [np.cos(angle), np.sin(angle)]
-    down = [-np.sin(angle), np.cos(angle)]
-    return np.asarray(OUTLINES[CATEGORIES[category]] @ np.array([across, down]))
-
-
-def _annotation(outline: np.ndarray, category: int) -> dict[str, Any]:
-    x, y = outline.T
+def _painted(
+    rng: np.random.Generator,
+    draw: ImageDraw.ImageDraw,
+    inks: list[tuple[int, ...]],
+    centre: np.ndarray,
+    radius: float,
+) -> dict[str, Any]:
+    """Paint a shape of a random class, and return its annotation."""
+    label = int(rng.integers(len(SHAPES)))
+    corners = radius * list(SHAPES.values())[label]
+    angles = np.linspace(0, 2 * np.pi, len(corners), endpoint=False)
+    angles += rng.uniform(0, 2 * np.pi)
+    x = centre[0] + corners * np.cos(angles)
+    y = centre[1] + corners * np.sin(angles)
+    outline = np.stack([x, y], axis=1)
+    draw.polygon([*map(tuple, outline - 0.5)], fill=inks[rng.integers(3)])
     return {
-        "category_id": category,
+        "category_id": 10 * label + 10,
         "segmentation": [outline.ravel().tolist()],
         "area": 0.5 * abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))),
         "bbox": [*outline.min(0).tolist(), *np.ptp(outline, axis=0).tolist()],
@@ -111,7 +101,8 @@ def _annotate(folder: Path, images: list[dict[str, Any]]) -> None:
             "images": [one["image"] for one in of_split],
             "annotations": [each for one in of_split for each in one["annotations"]],
             "categories": [
-                {"id": number, "name": label} for number, label in CATEGORIES.items()
+                {"id": 10 * label + 10, "name": shape}
+                for label, shape in enumerate(SHAPES)
             ],
         }
         path = folder / "annotations" / f"instances_{name}.json"

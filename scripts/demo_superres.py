@@ -11,47 +11,46 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from scripts._sets import DrawnSet, Key, rng_of
-from scripts.demo_set import background, paint
+from scripts.demo_set import background
 
 SIDES = (192, 289)  # of the pictures, pixels: smallest, and one more than the largest
-WAVES = (6, 24)  # lengths of a grating's waves, pixels
+WAVES = (12, 48)  # lengths of a grating's waves, pixels before the picture is halved
 
 
-def picture(rng: np.random.Generator) -> np.ndarray:
-    """Draw one texture, uint8 [height, width, 3]."""
-    height, width = rng.integers(*SIDES, 2).tolist()
-    canvas, ink = background(rng, height, width)
-    canvas = canvas.copy()
+def picture(rng: np.random.Generator) -> Image.Image:
+    """Draw one texture, at twice its size, so that edges are a pixel wide once it is halved."""
+    sides = 2 * rng.integers(*SIDES, 2)
+    canvas, ink = background(rng, *sides.tolist())
     for _ in range(3):
-        _grating(rng, canvas, ink[rng.integers(3)])
+        corner = rng.integers(0, sides // 2)
+        wave = Image.fromarray(_grating(rng, *sides // 2))
+        canvas.paste(ink[rng.integers(3)], tuple(corner), wave)
+    draw = ImageDraw.Draw(canvas)
     for _ in range(60):
-        point = rng.random(2) * (width, height)
-        radius = float(np.exp(rng.uniform(np.log(2), np.log(24))))
-        paint(canvas, point, radius, int(rng.integers(3)), ink[rng.integers(3)])
-    return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8)
+        x, y = rng.random(2) * sides
+        radius = np.exp(rng.uniform(np.log(4), np.log(48)))
+        colour = ink[rng.integers(3)]
+        draw.regular_polygon((x, y, radius), int(rng.integers(3, 7)), fill=colour)
+    return canvas.reduce(2)
 
 
-def _grating(rng: np.random.Generator, canvas: np.ndarray, colour: np.ndarray) -> None:
-    """Paint waves or stripes of a colour over a box of the canvas."""
-    height, width = canvas.shape[:2]
-    top, left = rng.integers(0, height // 2), rng.integers(0, width // 2)
-    box = canvas[top : top + height // 2, left : left + width // 2]
-    y, x = np.mgrid[: box.shape[0], : box.shape[1]]
+def _grating(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
+    """Return how much of a colour waves or stripes have, uint8 [height, width]."""
+    y, x = np.mgrid[:height, :width]
     angle = rng.uniform(0, np.pi)
     length = rng.uniform(*WAVES)
     wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / length)
     # of stripes an edge is about a pixel wide
     sharpness = rng.choice((1.0, length / 3))
-    cover = (0.5 + 0.5 * sharpness * wave).clip(0, 1)[..., None]
-    box += cover * (colour - box)
+    return (127.5 + 127.5 * sharpness * wave).clip(0, 255).astype(np.uint8)
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
     path = folder / SET.splits[key[0]] / f"{key[2]:04d}.png"
-    Image.fromarray(picture(rng_of(seed, *key))).save(path, compress_level=1)
+    picture(rng_of(seed, *key)).save(path, compress_level=1)
 
 
 SET = DrawnSet(

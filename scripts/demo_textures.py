@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from scripts._sets import DrawnSet, Key, rng_of
-from scripts.demo_set import MOTIFS, encode, finished, motif
+from scripts.demo_set import MOTIFS, motif
 
 TEXTURES = ("checks", "dots", "rings", "stripes", "waves")
 CLASSES = tuple(
@@ -23,51 +24,48 @@ CLASSES = tuple(
 )
 
 
-def image(rng: np.random.Generator, label: int) -> np.ndarray:
-    """Draw one image of a class, uint8 [height, width, 3], 56 to 80 pixels a side."""
+def image(rng: np.random.Generator, label: int) -> Image.Image:
+    """Draw one image of a class, 56 to 80 pixels a side."""
     shape, kind = CLASSES[label].split("-")
-    height, width = (int(side) for side in rng.integers(56, 81, 2))
-    ground = rng.uniform(0.25, 0.75, 3)
-    contrast = rng.choice((-1, 1), 3) * rng.uniform(0.15, 0.25, 3)
-    share = texture(rng, kind, height, width)[..., None]
-    canvas = (ground + (2 * share - 1) * contrast).astype(np.float32)
+    sides = rng.integers(56, 81, 2)
+    ground = rng.integers(64, 192, 3)
+    contrast = rng.choice((-1, 1), 3) * rng.uniform(38, 64, 3)
+    levels = ground + contrast * texture(rng, kind, *sides)[..., None]
+    picture = Image.fromarray(levels.astype(np.uint8))
     # further from the ground than its own two colours are from each other: the shapes are seen on any texture
-    ink = ground + np.where(ground > 0.5, -1, 1) * rng.uniform(0.4, 0.6, (3, 3))
-    reach = min(height, width) * rng.uniform(0.4, 0.5)
-    room = np.array([width, height]) / 2 - reach
-    centre = np.array([width, height]) / 2 + rng.uniform(-1, 1, 2) * room
-    motif(rng, canvas, np.array(MOTIFS[shape]), centre, reach, ink.astype(np.float32))
-    return finished(rng, canvas, 0.1)
+    away = np.where(ground < 128, 1, -1)
+    ink = (ground + away * rng.integers(100, 128, (3, 3))).tolist()
+    reach = min(sides) * rng.uniform(0.4, 0.5)
+    centre = sides / 2 + rng.uniform(-1, 1, 2) * (sides / 2 - reach)
+    motif(rng, picture, shape, centre, reach, [tuple(colour) for colour in ink])
+    return picture
 
 
-def texture(rng: np.random.Generator, kind: str, height: int, width: int) -> np.ndarray:
-    """Return how much of the first colour each pixel has, float32 [height, width] in 0..1.
+def texture(rng: np.random.Generator, kind: str, width: int, height: int) -> np.ndarray:
+    """Return -1 for pixels of one colour, 1 for those of the other, and less between, [height, width].
 
     The period is 10 to 20 pixels; place and direction are random.
     """
-    y, x = np.mgrid[:height, :width].astype(np.float32)
+    middle = rng.uniform(0, (height, width))
+    y, x = np.mgrid[:height, :width] - middle[:, None, None]
     turn = rng.uniform(0, np.pi)
     step = 2 * np.pi / rng.uniform(10, 20)
-    along = step * (x * np.cos(turn) + y * np.sin(turn)) + rng.uniform(0, 2 * np.pi)
-    across = step * (y * np.cos(turn) - x * np.sin(turn)) + rng.uniform(0, 2 * np.pi)
-    if kind == "checks":
-        wave = 2 * np.sin(along) * np.sin(across)
-    elif kind == "dots":
-        wave = 2 * (np.sin(along) + np.sin(across)) - 2
-    elif kind == "rings":
-        corner = rng.uniform(0, 1, 2) * (width, height)
-        wave = 2 * np.sin(step * np.hypot(x - corner[0], y - corner[1]))
-    elif kind == "stripes":
-        wave = 2 * np.sin(along)
-    else:
-        wave = 2 * np.sin(along + 2 * np.sin(across / 2))
-    return np.clip(0.5 + wave, 0, 1).astype(np.float32)
+    along = step * (x * np.cos(turn) + y * np.sin(turn))
+    across = step * (y * np.cos(turn) - x * np.sin(turn))
+    waves = {
+        "checks": np.sin(along) * np.sin(across),
+        "dots": np.sin(along) + np.sin(across) - 1,
+        "rings": np.sin(np.hypot(along, across)),
+        "stripes": np.sin(along),
+        "waves": np.sin(along + 2 * np.sin(across / 2)),
+    }
+    return (4 * waves[kind]).clip(-1, 1)
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
     rng = rng_of(seed, *key)
-    content = encode(rng, image(rng, key[1]), None)
-    SET.path(folder, key, "JPEG").write_bytes(content)
+    picture = image(rng, key[1])
+    picture.save(SET.path(folder, key, "JPEG"), quality=int(rng.integers(60, 96)))
 
 
 SET = DrawnSet(

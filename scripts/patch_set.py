@@ -30,7 +30,7 @@ def pictures(images: Path | None, side: int, seed: int) -> Iterator[np.ndarray]:
     """
     rng = np.random.default_rng(seed)
     while images is None:
-        yield picture(rng)
+        yield np.asarray(picture(rng))
     while True:
         large = False
         for path in filter(Path.is_file, sorted(images.rglob("*"))):

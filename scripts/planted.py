@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,40 +109,14 @@ def heavy(num_classes: int) -> torch.nn.Module:
 # --- plants in the files ------------------------------------------------------
 
 
-def _png(image: Image.Image, path: Path, number: int) -> None:
-    image.save(path.with_suffix(".png"), compress_level=6)
-
-
-def _some_png(image: Image.Image, path: Path, number: int) -> None:
-    if number % 5:
-        image.save(path, quality=90)
-    else:
-        _png(image, path, number)
-
-
-def _large(image: Image.Image, path: Path, number: int) -> None:
-    image.resize((3000, 2250)).save(path, quality=90)
-
-
-def _some_large(image: Image.Image, path: Path, number: int) -> None:
-    if number % 10:
-        image.save(path, quality=90)
-    else:
-        _large(image, path, number)
-
-
-def _small(image: Image.Image, path: Path, number: int) -> None:
-    image.resize((64, 64)).save(path, quality=90)
-
-
-SETS: dict[str, Callable[[Image.Image, Path, int], None]] = {
-    "png": _png,
-    "some-png": _some_png,
-    "large": _large,
-    "some-large": _some_large,
-    "small": _small,
+SETS = {
+    "png": (1, None, ".png"),
+    "some-png": (5, None, ".png"),
+    "large": (1, (3000, 2250), ".jpg"),
+    "some-large": (10, (3000, 2250), ".jpg"),
+    "small": (1, (64, 64), ".jpg"),
 }
-"""Name -> how an image of --data is stored."""
+"""Name -> of how many images of --data one is stored so, its size if that is not its own, and its kind."""
 IMAGES = 400
 """Images of a planted set, each linked as often as `TIMES` says."""
 TIMES = 10
@@ -162,9 +136,11 @@ def made(name: str, data: Path, folder: Path) -> Path:
         label = file.parent.name
         for split in ("train", "val"):
             (folder / split / label).mkdir(parents=True, exist_ok=True)
-        stored = folder / "train" / label / f"{number}.jpg"
-        SETS[name](image, stored, number)
-        (stored,) = stored.parent.glob(f"{number}.*")
+        every, size, kind = SETS[name]
+        if number % every:
+            size, kind = None, ".jpg"
+        stored = folder / "train" / label / f"{number}{kind}"
+        (image.resize(size) if size else image).save(stored, quality=90)
         for copy in range(1, TIMES):
             os.link(stored, stored.with_stem(f"{number}-{copy}"))
         os.link(stored, folder / "val" / label / stored.name)
@@ -181,9 +157,9 @@ def program(name: str, *words: object) -> None:
 
 
 def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> Any:
-    """Return the summary of one run with `more` flags; None where it failed. Its log is beside `folder`.
+    """Return the summary of one run with `more` flags. Its log is beside `folder`.
 
-    Raises TimeoutError.
+    Raises RuntimeError where it failed.
     """
     data = settings.data
     if name := case.get("set"):
@@ -211,12 +187,11 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     command += ["--output", str(folder)]
     command = ["env", *case.get("env", "").split(), *command]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".log").open("w") as log:
-        code = ran(command, log, LIMIT_S)
-    if code is None:
-        raise TimeoutError
+    status, why = ran(command, folder.with_suffix(".log"), LIMIT_S)
     # after an error a summary is an earlier run's
-    return None if code else json.loads((folder / "summary.json").read_text())
+    if status != "ok":
+        raise RuntimeError(why)
+    return json.loads((folder / "summary.json").read_text())
 
 
 def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, Any]:
@@ -225,8 +200,6 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
     row: dict[str, Any] = {"case": case["name"], "binds": case["binds"]}
     try:
         summary = run(case, case.get("plant", ""), settings, folder)
-        if summary is None:
-            return row | {"failed": "no summary"}
         binds = summary["binds"] or {}
         slow = summary["slowest_rank"]
         row |= {
@@ -243,9 +216,9 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
         if not settings.change or not what:
             return row
         predicted = [one for one in summary["what_if"] if one["what"] == what]
+        if not predicted:
+            return row | {"failed": "no prediction"}
         after = run(case, case["change"], settings, folder.with_name(f"{number:02}b"))
-        if after is None or not predicted:
-            return row | {"failed": "no prediction" if after else "no second summary"}
         rate = after["rate"]["steady"]
         row |= {
             "what": what,
@@ -255,8 +228,8 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
             "after": rate,
             "off": predicted[0]["rate"] / rate - 1,
         }
-    except TimeoutError:
-        row["failed"] = f"took longer than {LIMIT_S} s"
+    except RuntimeError as error:
+        row["failed"] = str(error)
     return row
 
 

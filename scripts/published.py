@@ -16,7 +16,7 @@ import hashlib
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import yaml
 
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
+from benchmarks.train import words
 from contracts import UserError, one_line
 from report import record
 from scripts import (
@@ -122,18 +123,6 @@ def data_for(
 
 
 # --- a table ------------------------------------------------------------------------------------------------
-
-
-def words(flags: Mapping[str, Any]) -> list[str]:
-    """Return flags of a suite as a command line has them; None leaves a flag out."""
-    found: list[str] = []
-    for name, each in flags.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(each, list):
-            found += [flag, *map(str, each)]
-        elif each is not None:
-            found.append(f"{flag}={each}")  # --flags has words that begin like flags
-    return found
 
 
 def settled(table: Table, gpus: int) -> tuple[dict[str, Any], int]:

@@ -30,9 +30,18 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks._process import ROOT, ending_on_signals, ran
-from benchmarks.train import FULL_SIZE, GENTLER, MEASURED_ONLY, require_data, words
-from contracts import UserError, one_line
+from benchmarks.train import (
+    FULL_SIZE,
+    GENTLER,
+    MEASURED_ONLY,
+    behind_dashes,
+    require_data,
+    words,
+)
+from contracts import UserError
 from engine.distributed import default_workers
+from scripts import exit_code
+from scripts.bench import with_flags
 from settings.cli import FolderOrUrl, Settings, flags
 from settings.config import FACTS, Config, as_yaml, build, parse
 from settings.run import Run
@@ -142,22 +151,13 @@ class Trial:
         return gains and self.least > (base.most or base.rate)
 
 
-def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
+def recipe_of(settings: Tune) -> tuple[Config, set[str]]:
     """Return the recipe, and the names of the settings that flags behind -- fix. Raises UserError."""
-    try:
-        given = shlex.split(settings.flags)
-    except ValueError as error:
-        raise UserError(f"--flags {settings.flags}: {error}") from None
-    names = [word[2:].partition("=")[0] for word in given if word.startswith("--")]
-    fixed = frozenset(name.replace("-", "_") for name in names)
-    for name in TAKEN:
-        if name in fixed:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} behind -- is what this program sets itself")
+    given, fixed = behind_dashes(settings.flags, TAKEN)
     chosen = {
         name: getattr(settings, name)
         for name in ("data", "task", "arch", "batch_size")
-        if getattr(settings, name) not in (None, "auto")
+        if getattr(settings, name) != "auto"
     }
     return parse([*given, *words(chosen)]), fixed
 
@@ -165,11 +165,7 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
 # --- levers -------------------------------------------------------------------
 
 
-def _loaders(config: Config, used: Choice, gpu: bool) -> list[str]:
-    return [used["fastest"]] if "fastest" in used else []
-
-
-def _batch_sizes(config: Config, used: Choice, gpu: bool) -> list[int]:
+def _batch_sizes(config: Config) -> list[int]:
     base = config.loading.batch_size
     sizes = [base * halves // 2 for halves in HALVES if base * halves % 2 == 0]
     step = config.optimisation
@@ -190,35 +186,26 @@ def changes_of(lever: str, value: Any, config: Config) -> Choice:
     return {lever: value}
 
 
-def _workers(config: Config, used: Choice, gpu: bool) -> list[int]:
+def levers(config: Config, used: Choice, gpu: bool) -> dict[str, Sequence[Any]]:
+    """Return the values of each setting of train.py to be tried with these settings; what is `used` is no trial
+    again.
+    """
     usable_cores = int(cores())
-    return sorted(
+    workers = sorted(
         {max(usable_cores, 1), default_workers(gpu=gpu), max(usable_cores // 2, 1)}
     )
+    both = (False, True) if gpu else ()
+    return {
+        "loader": [used["fastest"]] if "fastest" in used else [],
+        "batch_size": _batch_sizes(config),
+        "workers": workers,
+        "decode_threads": workers if used["loader"] == "dali-fed" else [],
+        "compile": both,
+        "graphs": both if kind_of(config).graphs else (),
+        "pin_memory": both,
+    }
 
 
-def _decode_threads(config: Config, used: Choice, gpu: bool) -> list[int]:
-    return _workers(config, used, gpu) if used["loader"] == "dali-fed" else []
-
-
-def _both(config: Config, used: Choice, gpu: bool) -> list[bool]:
-    return [False, True] if gpu else []
-
-
-def _graphs(config: Config, used: Choice, gpu: bool) -> list[bool]:
-    return [False, True] if gpu and kind_of(config).graphs else []
-
-
-LEVERS: dict[str, Callable[[Config, Choice, bool], list[Any]]] = {
-    "loader": _loaders,
-    "batch_size": _batch_sizes,
-    "workers": _workers,
-    "decode_threads": _decode_threads,
-    "compile": _both,
-    "graphs": _graphs,
-    "pin_memory": _both,
-}
-"""Setting of train.py -> the values to be tried with these settings; what is `used` is no trial again."""
 HALVES = (3, 4, 6, 8, 12, 16, 24, 32)
 """Batches that are tried, in halves of the recipe's: powers of two, and three times as many."""
 UNKNOWN = 0.03
@@ -231,11 +218,6 @@ def promise(lever: str, what_if: Sequence[Mapping[str, Any]]) -> float:
     """Return the gain that a lever is predicted to have, for the time of a trial."""
     gains = [one["gain"] for one in what_if if lever in one["settings"]]
     return max(gains, default=UNKNOWN) / TIMES.get(lever, 1.0)
-
-
-def predicted(choice: Choice, what_if: Sequence[Mapping[str, Any]]) -> float:
-    """Return the rate that is predicted of a change; 0 where there is none."""
-    return next((one["rate"] for one in what_if if one["settings"] == choice), 0.0)
 
 
 def search(
@@ -260,8 +242,8 @@ def search(
             trial = measure(lever, choice)
         if base is not None and not trial.why:
             change = {lever: choice.get(lever)}
-            rate = predicted(change, base.what_if)
-            trial = replace(trial, over=base.rate, predicted=rate)
+            rates = [one["rate"] for one in base.what_if if one["settings"] == change]
+            trial = replace(trial, over=base.rate, predicted=max(rates, default=0.0))
         say(trial)
         return trial
 
@@ -274,19 +256,18 @@ def search(
     used = {**config.flat(), **best.used}
     if auto and not first.why:
         used["fastest"] = first.used["loader"]
-    left = [lever for lever in LEVERS if lever not in fixed]
+    left = [lever for lever in levers(config, used, gpu) if lever not in fixed]
     while left:
         lever = max(left, key=partial(promise, what_if=best.what_if))
         # the loader first: it is measured already, and what others are worth depends on it
         if "loader" in left:
             lever = "loader"
         left.remove(lever)
-        values = LEVERS[lever]
         won = best
         # left alone they are as many as the workers, which a lever before may have changed
         if lever == "decode_threads":
             used[lever] = used[lever] or used.get("workers")
-        for value in values(config, used, gpu):
+        for value in levers(config, used, gpu)[lever]:
             if value == used[lever]:
                 continue
             change = changes_of(lever, value, config)
@@ -326,7 +307,7 @@ def measured(
     seconds: float,
     lever: str,
     choice: Choice,
-    limit_s: float = TRIAL_LIMIT_S,
+    limit_s: float,
 ) -> Trial:
     """Run one trial, whose steady windows last `seconds`. It fails once it has taken `limit_s`."""
     trial = Trial(lever=lever, choice=choice)
@@ -335,15 +316,10 @@ def measured(
         config = as_yaml(trial_of(recipe, choice, seconds))
         (folder / "trial.yaml").write_text(config, encoding="utf-8")
         flags = words({"config": folder / "trial.yaml", "output": folder / "run"})
-        with (folder / "log.txt").open("w") as file:
-            command = [sys.executable, str(ROOT / "train.py"), *flags]
-            code = ran(command, file, limit_s)
-        if code is None:
-            return replace(trial, why=f"it took longer than {limit_s:.0f} s")
-        if code:
-            log = (folder / "log.txt").read_text("utf-8", "replace").strip()
-            last = log.rpartition("\n")[2].removeprefix("train.py: ")
-            return replace(trial, why=last[:80] or f"exit code {code}")
+        command = [sys.executable, str(ROOT / "train.py"), *flags]
+        status, why = ran(command, folder / "log.txt", limit_s)
+        if status != "ok":
+            return replace(trial, why=why)
         summary = json.loads((folder / "run/summary.json").read_text("utf-8"))
     rate = summary["rate"]
     if rate["steady"] is None or rate["short"]:
@@ -358,31 +334,6 @@ def measured(
         used={name: summary[name] for name in names if name in summary},
         what_if=summary["what_if"],
     )
-
-
-class Clock:
-    """The time of a search, which begins when its first run, which scans the data, is over."""
-
-    def __init__(self, total_s: float) -> None:
-        self._total_s = total_s
-        self._began: float | None = None
-        self._longest_s = 0.0  # of a trial
-
-    def timed(self, trial: Callable[[float], Trial]) -> Trial:
-        """Call `trial` with the seconds after which it is to be ended."""
-        began = time.monotonic()
-        if self._began is None:
-            result = trial(FIRST_LIMIT_S)
-            self._began = time.monotonic()
-            return result
-        result = trial(TRIAL_LIMIT_S)
-        self._longest_s = max(self._longest_s, time.monotonic() - began)
-        return result
-
-    def has_time(self) -> bool:
-        """Whether a trial as long as the longest, and what it is compared with again, would end in time."""
-        passed = time.monotonic() - (self._began or 0.0)
-        return passed + 2 * self._longest_s <= self._total_s
 
 
 # --- the answer ---------------------------------------------------------------
@@ -401,15 +352,22 @@ def preset(recipe: Config, changes: Mapping[str, Any]) -> str:
     return as_yaml(build({**flat, **changes}), without=left_out)
 
 
-def fastest(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
+def fastest(settings: Tune, recipe: Config, fixed: set[str]) -> str:
     """Search, print each trial; return the YAML of the recipe with what was best. Raises UserError."""
-    clock = Clock(60 * settings.minutes)
+    took_s: list[float] = []
     as_given: list[float] = []
 
     def measure(lever: str, choice: Choice) -> Trial:
-        return clock.timed(
-            lambda limit_s: measured(recipe, settings.seconds, lever, choice, limit_s)
-        )
+        limit_s = FIRST_LIMIT_S if lever == WARM_UP else TRIAL_LIMIT_S
+        began = time.monotonic()
+        trial = measured(recipe, settings.seconds, lever, choice, limit_s)
+        if lever != WARM_UP:
+            took_s.append(time.monotonic() - began)
+        return trial
+
+    def may_begin() -> bool:
+        """Whether a trial as long as the longest, and what it is compared with again, would end in time."""
+        return sum(took_s) + 2 * max(took_s, default=0.0) <= 60 * settings.minutes
 
     def say(trial: Trial) -> None:
         print(trial, flush=True)
@@ -421,7 +379,7 @@ def fastest(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
         measure,
         gpu=torch.cuda.is_available(),
         fixed=fixed if settings.batch_size == "auto" else fixed | {"batch_size"},
-        may_begin=clock.has_time,
+        may_begin=may_begin,
         say=say,
     )
     gained = best.rate / max(as_given)
@@ -434,28 +392,23 @@ def fastest(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
 
 def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
-    try:
-        at = argv.index("--") if "--" in argv else len(argv)
-        settings = flags(Tune, argv[:at], prog="scripts.tune")
-        both = f"{settings.flags} {shlex.join(argv[at + 1 :])}".strip()
-        settings = settings.model_copy(update={"flags": both})
-        recipe, fixed = recipe_of(settings)
-        data = recipe.data.data
-        output = settings.output
-        require_data(data, [recipe.loading.loader], recipe)
-        if output.is_dir() or not os.access(output.absolute().parent, os.W_OK):
-            raise UserError(f"--output {output}: name a file in a folder to write in")
-        with ending_on_signals():
-            text = fastest(settings, recipe, fixed)
-        output.write_text(text, encoding="utf-8")
-        command = ["train.py", "--config", str(output)]
-        command += ["--data", data] if data else []
-        print(f"{output}: {shlex.join(command)} ...")
-    except (UserError, OSError) as error:
-        print(one_line(f"scripts.tune: {error}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("scripts.tune", lambda: _run(argv))
+
+
+def _run(argv: list[str]) -> int:
+    settings = flags(Tune, with_flags(argv), prog="scripts.tune")
+    recipe, fixed = recipe_of(settings)
+    data = recipe.data.data
+    output = settings.output
+    require_data(data, [recipe.loading.loader], recipe)
+    if output.is_dir() or not os.access(output.absolute().parent, os.W_OK):
+        raise UserError(f"--output {output}: name a file in a folder to write in")
+    with ending_on_signals():
+        text = fastest(settings, recipe, fixed)
+    output.write_text(text, encoding="utf-8")
+    command = ["train.py", "--config", str(output)]
+    command += ["--data", data] if data else []
+    print(f"{output}: {shlex.join(command)} ...")
     return 0
 
 

@@ -80,8 +80,8 @@ def draw(folder: Path, kind: Kind, index: int) -> None:
     """Write video number `index`."""
     rng = rng_of(0, index)
     height, width = kind.height, kind.width
-    ground, _ = background(rng, height + height // 4, width + width // 4)
-    levels = (ground * 255).astype(np.int16)
+    ground, _ = background(rng, width + width // 4, height + height // 4)
+    levels = np.asarray(ground, np.int16)
     grain = rng.normal(0, 3, (GRAINS, height, width, 1)).astype(np.int16)
     steps = np.cumsum(rng.integers(-4, 5, (kind.frames, 2)), axis=0)
     places = np.abs(steps) % np.array([height // 4, width // 4])
@@ -96,7 +96,7 @@ def draw(folder: Path, kind: Kind, index: int) -> None:
     encode(
         path,
         frames(),
-        (height, width),
+        (width, height),
         fps=kind.fps,
         gop=kind.gop,
         b=str(rate),

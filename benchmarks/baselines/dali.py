@@ -4,16 +4,14 @@ Images, for `train` and `loader`: DALI's own reader of files, decoder and random
 DALI decodes, resizes and normalises what Python reads, by three ways to bring it there. Clips of videos, for
 `loader`: DALI's own reader of videos.
 
-    Files       -> fn.external_source   each read in the thread that asks for a batch, one after the other
-    DataLoader  -> fn.external_source   workers read ahead, side by side
+    DataLoader  -> fn.external_source   without workers each read is in the thread that asks for a batch, one
+                                        after the other; workers read ahead, side by side
     DataLoader <-> DALI's proxy         workers read ahead and ask a thread of DALI's for the images
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,40 +114,6 @@ def augmented(pixels: Any, augment: str) -> Any:
         drawn: Any = {kind: fn.random.uniform(range=(0.6, 1.4)) for kind in kinds}
         return fn.color_twist(pixels, **drawn)
     return pixels
-
-
-class Files:
-    """Batches of (files' bytes, labels), `samples` of them an epoch, in an order drawn for each; each read
-    begins `read_delay_s` late."""
-
-    def __init__(
-        self,
-        files: Sequence[str],
-        labels: Sequence[int],
-        *,
-        batch_size: int,
-        samples: int,
-        read_delay_s: float,
-    ) -> None:
-        self.files = files
-        self.labels = labels
-        self.batch_size = batch_size
-        self.samples = samples
-        self.read_delay_s = read_delay_s
-
-    def __iter__(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        chosen = random.sample(range(len(self.files)), self.samples)
-        for at in range(0, len(chosen), self.batch_size):
-            batch = chosen[at : at + self.batch_size]
-            yield (
-                [self.read(index) for index in batch],
-                [np.array([self.labels[index]], np.int64) for index in batch],
-            )
-
-    def read(self, index: int) -> Any:
-        if self.read_delay_s:
-            time.sleep(self.read_delay_s)
-        return content(self.files[index])
 
 
 def content(file: str) -> Any:

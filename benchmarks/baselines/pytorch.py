@@ -6,6 +6,7 @@ Uses nothing of ours on purpose: it is what `loader` compares with.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -158,7 +159,7 @@ def by_pil(window: str, size: int, augment: str = "") -> Load:
     """Return what gives normalised fp32 [3, size, size], size in pixels.
 
     `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `augment` is
-    randaugment, jitter, or "", and is of flipped images.
+    "", flip, or randaugment or jitter of flipped images.
     """
     from torchvision import transforms
 
@@ -170,6 +171,7 @@ def by_pil(window: str, size: int, augment: str = "") -> Load:
     flip = transforms.RandomHorizontalFlip()
     then = {
         "": [],
+        "flip": [flip],
         "randaugment": [flip, transforms.RandAugment()],
         "jitter": [flip, transforms.ColorJitter(0.4, 0.4, 0.4)],
     }
@@ -228,3 +230,14 @@ def batches(
         loader.sampler.set_epoch(epoch)
     for images, labels in loader:
         yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+def forever(
+    data: Any, batch_size: int, workers: int, device: torch.device
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches of pairs on the device, epoch after epoch. Raises ValueError where no batch can be filled."""
+    made = loader(data, batch_size=batch_size, workers=workers, device=device)
+    if not len(made):
+        raise ValueError(f"{len(data)} samples fill no batch of {batch_size}")
+    for epoch in itertools.count():
+        yield from batches(made, device, epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 SCALE = 4
 
@@ -34,28 +33,6 @@ class Patches(Dataset[Any]):
 
 def _tensor(luma: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(luma, np.float32) / 255)[None]
-
-
-def batches(
-    root: Path, batch_size: int, workers: int, device: torch.device
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield inputs and targets on the device, for ever. Raises ValueError where no batch can be filled."""
-    patches = Patches(root)
-    loader = DataLoader(
-        patches,
-        batch_size,
-        shuffle=True,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        drop_last=True,
-        persistent_workers=workers > 0,
-    )
-    if not len(loader):
-        raise ValueError(f"{len(patches)} patches fill no batch of {batch_size}")
-    while True:
-        for pair in loader:
-            inputs, targets = (each.to(device, non_blocking=True) for each in pair)
-            yield inputs, targets
 
 
 def model() -> nn.Module:

@@ -21,7 +21,7 @@ import torch
 import torchvision
 from torch import nn
 
-from benchmarks.baselines import dali, detection, superres
+from benchmarks.baselines import dali, detection, pytorch, superres
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 COMPILED = "dali+compile"
@@ -57,33 +57,9 @@ def torchvision_batches(
     root: Path, asked: argparse.Namespace, device: torch.device
 ) -> Batches:
     """Yield normalised fp32 images and labels, for ever. Raises ValueError where no batch can be filled."""
-    from torchvision import transforms
-
-    steps = [
-        transforms.RandomResizedCrop(asked.image_size),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-    ]
-    data = torchvision.datasets.ImageFolder(str(root), transforms.Compose(steps))
-    loader = torch.utils.data.DataLoader(
-        data,
-        asked.batch_size,
-        shuffle=True,
-        num_workers=asked.workers,
-        pin_memory=device.type == "cuda",
-        drop_last=True,
-        persistent_workers=asked.workers > 0,
-    )
-    if not len(loader):
-        raise ValueError(f"{len(data)} images fill no batch of {asked.batch_size}")
-    while True:
-        for images, labels in loader:
-            moved = images.to(device, non_blocking=True)
-            yield (
-                moved.contiguous(memory_format=torch.channels_last),
-                labels.to(device, non_blocking=True),
-            )
+    load = pytorch.by_pil("random-resized", asked.image_size, "flip")
+    data = torchvision.datasets.ImageFolder(str(root), loader=load)
+    return pytorch.forever(data, asked.batch_size, asked.workers, device)
 
 
 def of_images(
@@ -99,6 +75,7 @@ def of_images(
 
     def loss() -> torch.Tensor:
         images, labels = next(batches)
+        images = images.contiguous(memory_format=torch.channels_last)
         return nn.functional.cross_entropy(called(images), labels)
 
     return model, loss
@@ -118,8 +95,8 @@ def of_patches(
     asked: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return SRCNN and a function that gives the loss of its next batch."""
-    train = asked.data / "train"
-    batches = superres.batches(train, asked.batch_size, asked.workers, device)
+    patches = superres.Patches(asked.data / "train")
+    batches = pytorch.forever(patches, asked.batch_size, asked.workers, device)
     model = superres.model().to(device).to(memory_format=torch.channels_last)
 
     def loss() -> torch.Tensor:

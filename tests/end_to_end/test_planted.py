@@ -67,9 +67,9 @@ def test_a_case_that_fails_is_no_earlier_run(
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text("{}")
     case = {"name": "a", "binds": ["read"], "flags": "--no-such-flag"}
-    assert planted.tried(case, 0, settings)["failed"] == "no summary"
-    monkeypatch.setattr(planted, "ran", lambda *_: None)
-    assert "took longer than" in planted.tried(case, 0, settings)["failed"]
+    assert "unknown flag '--no-such-flag'" in planted.tried(case, 0, settings)["failed"]
+    monkeypatch.setattr(planted, "LIMIT_S", 0.1)
+    assert "longer than 0.1 s" in planted.tried(case, 0, settings)["failed"]
 
 
 def test_the_rank_that_is_late_is_named_with_its_stage(

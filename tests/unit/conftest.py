@@ -41,10 +41,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that suites and the tuner start have imported PyTorch already; torchrun's ranks too."""
     from benchmarks import _suite, max_batch
+    from benchmarks._reasons import reason
     from scripts import planted, tune
     from tests.end_to_end.runs import importable, meeting
 
-    def ran(command: list[str], log: Any, limit_s: float) -> int:
+    def ran(command: list[str], log: Path, limit_s: float) -> tuple[str, str]:
         _, *words = command
         ranks: list[dict[str, str]] = [{}]
         if "torch.distributed.run" in words:
@@ -58,10 +59,9 @@ def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             codes = [process.wait(limit_s) for process in processes]
         finally:
-            for process in processes:
-                said = (process.out + process.err).encode()
-                log.write(said if "b" in log.mode else said.decode())
-        return max(codes)
+            said = "".join(process.out + process.err for process in processes)
+            log.write_text(said, encoding="utf-8")
+        return reason(max(codes), said)
 
     for module in (_suite, max_batch, planted, tune):
         monkeypatch.setattr(module, "ran", ran)

@@ -271,7 +271,10 @@ def test_without_a_figure_it_failed(
             "--by-hand with --task video got 'dali'",
         ),
         (["--archs"], "has none"),
-        (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),
+        (
+            ["--", "--arch", "alexnet"],
+            "--arch behind -- is what this program sets itself",
+        ),
         (["--", "--bach-size", "4"], "unknown flag"),
         (["--data", "."], "has no train/ folder"),
         (["--output", "data/out"], "never written to"),

@@ -89,7 +89,7 @@ def test_a_precision_is_named_as_by_hand_has_it(
         "precision": "fp16",
     }
     words = max_batch.command(settings, theirs | {"batch_size": 8}, tmp_path)
-    told = dict(zip(words[3::2], words[4::2], strict=True))
+    told = dict(word.split("=") for word in words[3:])
     assert told["--workers"] == "3" and told["--loader"] == "dali"
     for changes, said in (
         ({"flags": "--val-batch-size 96"}, "--val-batch-size behind --"),

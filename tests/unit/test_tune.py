@@ -124,33 +124,31 @@ def test_a_batch_grows_until_it_gains_nothing() -> None:
 
 def test_a_recipe_that_accumulates_keeps_its_step() -> None:
     recipe = parse(["--data", "photos", "--batch-size", "64", "--accumulate", "6"])
-    sizes = tune._batch_sizes(recipe, {}, True)
+    sizes = tune._batch_sizes(recipe)
     assert sizes == [96, 128, 192, 384]
     for size in sizes:
         change = tune.changes_of("batch_size", size, recipe)
         assert change["batch_size"] * change["accumulate"] == 64 * 6
     assert tune.changes_of("batch_size", 128, RECIPE) == {"batch_size": 128}
     recipe = parse(["--data", "photos", "--global-batch-size", "256"])
-    assert tune._batch_sizes(recipe, {}, True) == [128, 256]
+    assert tune._batch_sizes(recipe) == [128, 256]
 
 
 def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial begins only if it and its comparison would be over by then; a scan before does not count."""
     now = [0.0]
     monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    clock = tune.Clock(100.0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     measure = machine({"compile=True": 1.2})
     limits = []
 
-    def timed(lever: str, choice: Choice) -> Trial:
-        def trial(limit_s: float) -> Trial:
-            limits.append(limit_s)
-            now[0] += 900.0 if lever == "warm-up" else 18.0
-            return measure(lever, choice)
+    def timed(_: object, __: object, lever: str, choice: Choice, limit_s: float) -> Any:
+        limits.append(limit_s)
+        now[0] += 900.0 if lever == "warm-up" else 18.0
+        return measure(lever, choice)
 
-        return clock.timed(trial)
-
-    searched(timed, may_begin=clock.has_time)
+    monkeypatch.setattr(tune, "measured", timed)
+    tune.fastest(tune.Tune(minutes=100 / 60), RECIPE, set())
     assert limits[0] == tune.FIRST_LIMIT_S > limits[1] and len(limits) >= 5
     assert now[0] - 900.0 <= 100.0 < now[0] - 900.0 + 36
 
@@ -178,7 +176,8 @@ def test_the_preset_is_the_recipe_and_what_was_kept(tmp_path: Path) -> None:
 def test_a_real_trial() -> None:
     small = "--arch squeezenet1_1 --batch-size 2 --image-size 32 --loader synthetic"
     recipe = parse(small.split())
-    trial = tune.measured(recipe, 0.2, "", {"workers": 1, "pin_memory": False})
+    choice = {"workers": 1, "pin_memory": False}
+    trial = tune.measured(recipe, 0.2, "", choice, tune.TRIAL_LIMIT_S)
     assert trial.rate and trial.used["loader"] == "synthetic", trial.why
 
 
