@@ -68,7 +68,8 @@ def test_a_case_that_fails_is_no_earlier_run(
     (folder / "summary.json").write_text("{}")
     case = {"name": "a", "binds": ["read"], "flags": "--no-such-flag"}
     assert "unknown flag '--no-such-flag'" in planted.tried(case, 0, settings)["failed"]
-    monkeypatch.setattr(planted, "LIMIT_S", 0.1)
+    slow = ("timeout", "took longer than 0.1 s")
+    monkeypatch.setattr(planted, "ran", lambda *_: slow)
     assert "longer than 0.1 s" in planted.tried(case, 0, settings)["failed"]
 
 
