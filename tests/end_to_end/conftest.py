@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.runs import Runner, draw
-from tests.unit.conftest import prompt_ran  # noqa: F401
 
 CLASSES = ("blue", "green", "red", "white")
 

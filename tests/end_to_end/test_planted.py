@@ -57,7 +57,6 @@ def test_a_validation_that_takes_longer_than_training(
     assert (binds["side"], binds["stage"]) == ("pause", "validation")
 
 
-@pytest.mark.usefixtures("prompt_ran")
 def test_a_case_that_fails_is_no_earlier_run(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
