@@ -269,7 +269,10 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
     try:
         content = torch_files.load(path)
     except FileNotFoundError:
+        there = ", ".join(sorted(file.name for file in path.parent.glob("*.pt")))
         remedy = "'--resume auto' starts anew when there is none"
+        if there:
+            remedy = f"its folder has {there}"
         raise UserError(f"{said}: no checkpoint there; {remedy}") from None
     except torch_files.Unreadable as error:
         raise UserError(
@@ -337,7 +340,9 @@ class Resume:
             path = (memory and memory.path) or path
         elif run.resume is not None:
             path = Path(run.resume)
-            path = path / "last.pt" if path.is_dir() else path
+            if path.is_dir():
+                is_best = run.predict and (path / "best.pt").exists()
+                path /= "best.pt" if is_best else "last.pt"
         if not run.uses:
             return cls(path=path, auto=auto)
         if path is None and not weights:

@@ -198,14 +198,16 @@ def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
     if name not in published:
         known = ", ".join(published) or "none"
         raise Unusable(
-            f"{said}: no such file, and torchvision's weights of {arch} are {known}"
+            f"{said}: no such file, and torchvision's weights of {arch} are {known}; "
+            "without the flag the network begins untrained"
         )
     try:
         state = published[name].get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
         url = published[name].url
         raise Unusable(
-            f"{said} cannot be downloaded from {url} ({error}): fetch it where there is a network, and name the file"
+            f"{said} cannot be downloaded from {url} ({error}): "
+            "fetch it where there is a network, and give its path as --weights"
         ) from None
     return Weights(tensors=dict(_tensors(state)), flag=said)
 

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 from settings.help import HELP
@@ -28,6 +29,7 @@ def begin(program: str) -> Any:
     gc.disable()
     # imports leave nothing to tidy up
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    sys.excepthook = partial(_missing, program)
     # what Slurm sends acts as SIGTERM before the loop listens, too: its script requeues what ends so
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
@@ -57,3 +59,17 @@ def imported() -> None:
     # not collected: 390,000 objects that live as long as the process; engine.distributed.leave gives them back
     gc.freeze()
     gc.enable()
+    sys.excepthook = sys.__excepthook__
+
+
+def _missing(
+    program: str, kind: type[BaseException], error: BaseException, trace: Any
+) -> None:
+    """Say in a line that the Python which runs has not the packages, with exit code 2; other errors as ever."""
+    if not isinstance(error, ModuleNotFoundError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    remedy = "`. .venv/bin/activate` takes the one that scripts/setup.sh has made"
+    said = f"{program}: {sys.executable} has no package {error.name}; {remedy}"
+    print(said, file=sys.stderr, flush=True)
+    os._exit(2)

@@ -106,6 +106,8 @@ def parse(
     for name, (magic, read) in _READERS.items():
         if magic.match(head):
             return _checked(name, read, _File(head, size, read_at))
+    if HEIC.match(head):
+        raise Rejected("HEIC, a phone's format, which no loader reads: save it as JPEG")
     raise Rejected(f"no known image format (starts with {head[:8].hex(' ')})")
 
 
@@ -333,6 +335,7 @@ def _of_pillow(file: _File, image: Image.Image) -> Header:
     )
 
 
+HEIC = re.compile(rb"....ftyp(hei|hev|mif1|msf1)", re.DOTALL)
 _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "jpeg": (re.compile(re.escape(JPEG)), _jpeg),
     "png": (re.compile(rb"\x89PNG\r\n\x1a\n"), _png),

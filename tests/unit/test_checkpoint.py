@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import textwrap
 import time
@@ -313,6 +314,16 @@ def test_which_file_is_resumed(tmp_path: Path) -> None:
     assert found("x/best.pt", tmp_path) == Path("x/best.pt")
     with pytest.raises(UserError, match="--output, which was not given"):
         found("auto", None)
+
+
+def test_predictions_of_a_runs_folder_are_of_its_best_weights(written: Path) -> None:
+    ran = Run(predict=Path("NEW"), resume=str(written.parent))
+    assert Resume.find(ran).path == written
+    best = written.with_name("best.pt")
+    shutil.copy(written, best)
+    assert Resume.find(ran).path == best
+    with pytest.raises(UserError, match=r"its folder has best\.pt, last\.pt"):
+        read(written.with_name("bset.pt"))
 
 
 def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:

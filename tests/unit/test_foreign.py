@@ -30,7 +30,7 @@ def preview() -> bytes:
     [
         (of_kind(0xC3), "JPEG is lossless, hierarchical or JPEG-LS; convert"),
         (preview(), "TIFF begins with a preview, as camera raw does; convert"),
-        (b"\0\0\0\x18ftypheic", r"no known image format \(starts with"),
+        (b"\0\0\0\x18ftypheic", "HEIC, a phone's format"),
     ],
 )
 def test_what_no_loader_reads_is_named(content: bytes, said: str) -> None:

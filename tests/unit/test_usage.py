@@ -36,6 +36,13 @@ def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
     assert "settings.help" in imported and not {"torch", "numpy", "pydantic"} & imported
 
 
+def test_a_python_without_the_packages_is_told_of_the_one_that_has_them() -> None:
+    words = [sys.executable, "-S", "train.py", "--data", "x"]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    (line,) = told.stderr.splitlines()
+    assert told.returncode == 2 and ".venv/bin/activate" in line
+
+
 def test_every_setting_is_explained_before_torch_is_imported() -> None:
     words = [sys.executable, "-X", "importtime", "train.py", "--help-all"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
