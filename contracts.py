@@ -55,10 +55,15 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 class UserError(Exception):
-    """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2."""
+    """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2.
+
+    Further arguments are answers to several things at once, each a line of its own.
+    """
 
     def __str__(self) -> str:
-        return one_line(super().__str__(), LONGEST_MISTAKE)
+        said, *answers = self.args or ("",)
+        first = one_line(str(said), LONGEST_MISTAKE)
+        return "\n".join([first, *map(one_line, answers)])
 
 
 class FaultyPlan(ValueError):

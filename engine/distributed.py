@@ -398,7 +398,8 @@ class ProcessWorld:
         if self.rank > 0:
             # rank 0's end ends the others; a rank that is still there has met it alone
             time.sleep(ALONE_AFTER_S)
-        print(one_line(line), file=sys.stderr, flush=True)
+        lines = map(one_line, line.split("\n"))
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
     def synchronise(self) -> None:
         """Wait for this rank's device."""

@@ -115,11 +115,16 @@ def flag_words(
         known = [name.replace("_", "-") for name in fields]
         # a word behind the first one that is no flag is mostly the value of an unknown flag
         asked = [
-            word for at, word in enumerate(unknown) if not at or word.startswith("--")
+            word
+            for at, word in enumerate(unknown)
+            if not at or (word.startswith("-") and word.lstrip("-")[:1].isalpha())
         ]
-        said = "; ".join(_of_unknown(word, known, answer) for word in asked)
+        said, *more = (_of_unknown(word, known, answer) for word in asked)
         lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
-        raise UserError(f"flags: {said}; {lists_all} lists every setting")
+        if more:
+            more = [said, *more]
+            said = f"{len(more)} are unknown"
+        raise UserError(f"flags: {said}; {lists_all} lists every setting", *more)
     words = vars(values)
     for name, value in words.items():
         if "" in (value if isinstance(value, list) else [value]):

@@ -78,7 +78,7 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
         name = str(key).replace("-", "_")[:200]
         if name not in GROUP_OF:
             if foreign := help.foreign_keys(flat, GROUP_OF):
-                raise UserError(f"{origin} {foreign}")
+                raise UserError(f"{origin} {foreign[0]}", *foreign[1:])
             if hint := help.answer(f"--{name}"):
                 raise UserError(f"{origin}: key {shown(name)}{hint}")
             near = nearest(name, GROUP_OF)

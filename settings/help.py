@@ -79,8 +79,8 @@ sched: --schedule NAME
 lr-warmup-epochs: --warmup-epochs N
 min-lr: --final-lr X
 lr-min: --final-lr X
-lr-base: --lr X --lr-per SAMPLES
-lr-base-size: --lr-per SAMPLES
+lr-base: --lr X --lr-per SAMPLES, in proportion to a step's samples (timm: to their root with AdamW and LAMB)
+lr-base-size: --lr-per SAMPLES, in proportion to a step's samples (timm: to their root with AdamW and LAMB)
 lr-step-size: --lr-step-epochs N
 decay-epochs: --lr-step-epochs N
 decay-rate: --lr-gamma X
@@ -98,7 +98,7 @@ distillation-alpha: --teacher-share X
 distillation-tau: --teacher-temperature X
 bce-loss: --loss bce
 bce-target-thresh: --bce-threshold X
-clip-mode: --clip-grad-norm X, --clip-grad-value X or --clip-grad-agc X
+clip-mode: --clip-grad-norm X, or --clip-grad-value X, or --clip-grad-agc X
 smoothing: --label-smoothing X
 clip-grad: --clip-grad-norm X
 grad-accum-steps: --accumulate N
@@ -201,7 +201,8 @@ wandb-project wandb-tags wandb-resume-id: --log wandb, with the variables WANDB_
 """)
 """A flag of other programs that is no flag here -> what to do."""
 ABSENT = _table("""
-in-chans gp model-kwargs drop drop-connect drop-block: --arch package.module:function builds a network of your own
+in-chans: images are RGB, so leave 3 out; --arch package.module:function builds a network of your own
+gp model-kwargs drop drop-connect drop-block: --arch package.module:function builds a network of your own
 bn-momentum bn-eps head-init-scale head-init-bias: --arch package.module:function builds a network of your own
 opt-eps opt-betas opt-kwargs: an optimiser has its library's defaults
 lr-base-scale: --lr-per scales in proportion
@@ -220,18 +221,40 @@ naflex-loader: NaFlex is not here
 dataset-download dataset-trust-remote-code: nothing is downloaded, and no code of a data set is run
 """)
 """A flag of other programs that has no counterpart -> why, or what comes near."""
-DIFFERENT = ("scale", "tta")
-"""Settings whose names mean something else to other programs."""
+DIFFERENT = _table("""
+color-jitter: --color-jitter X, and adds to --auto-augment (timm turns it off there, but for 3a)
+scale: --crop-scale LOW HIGH
+tta: --tta flip, of --predict alone
+""")
+"""A flag here that means something else to other programs -> what theirs is here."""
 UNSET = ("None", "False", "", "0", "0.0", "[]", "{}")
 """How values that switch something off are written."""
 DEFAULTS = _table("""
+grad-accum-steps val-interval: 1
+hflip mixup-switch-prob: 0.5
+in-chans: 3
+mixup-prob: 1.0
+ratio: [0.75, 1.3333333333333333]
+scale: [0.08, 1.0]
+sched: cosine
+train-size-schedule: constant
+train-split: train
+val-split: validation
 lr-cycle-mul lr-k-decay: 1.0
 lr-cycle-limit recount: 1
 variable-batch-loss-scale: none
 patience-epochs: 10
 mixup-mode: batch
 """)
-"""timm's own defaults of what is ABSENT, where they are not UNSET."""
+"""timm's own defaults that act as a run here does, where they are not UNSET."""
+IDLE = _table("""
+clip-mode: clip_grad None
+remode: reprob 0.0
+model-ema-decay: model_ema False
+decay-epochs decay-milestones decay-rate: sched cosine
+lr-base lr-base-size lr-base-scale: lr
+""")
+"""A key of timm -> the key with the value, or with any one, beside which it does nothing."""
 RECIPES = "docs/recipes.md has the table"
 
 
@@ -240,39 +263,33 @@ def answer(word: str) -> str:
     if not word.startswith("-"):
         return ": a path needs a flag; --data FOLDER is trained on, and of --predict one folder, file or list"
     name = word.partition("=")[0].lstrip("-").replace("_", "-")
-    if name in OURS:
-        return f" is {OURS[name]} here"
+    if ours := OURS.get(name) or DIFFERENT.get(name):
+        flag, comma, more = ours.partition(", ")
+        return f" is {flag} here{comma}{more}"
     if name in ABSENT:
         return f" has no counterpart: {ABSENT[name]}; {RECIPES}"
     return f": {NEEDLESS[name]}" if name in NEEDLESS else ""
 
 
-def foreign_keys(values: Mapping[str, object], known: Collection[str]) -> str:
-    """Return what a preset of another program has that is here, such as timm's args.yaml; "" for one of ours.
+def foreign_keys(values: Mapping[str, object], known: Collection[str]) -> list[str]:
+    """Return lines that say what a preset of another program is here, such as timm's args.yaml; [] for one of ours.
 
     `values` are by names with underscores, and `known` are the names of our settings.
     """
-    flags = {
-        name: name.replace("_", "-")
-        for name, value in values.items()
-        if str(value) not in UNSET
-    }
-    same = [name for name in flags if name in known and name not in DIFFERENT]
-    other = [name for name, flag in flags.items() if flag in OURS or name in DIFFERENT]
-    absent = [
-        name
-        for name, flag in flags.items()
-        if flag in ABSENT and str(values[name]) != DEFAULTS.get(flag)
-    ]
-    if len(set(other) - set(known)) < 2:
-        return ""
-    renamed = [
-        f"{name} is {OURS[flags[name]].split(' ')[0]}"
-        for name in other
-        if flags[name] in OURS
-    ]
-    lists = {"the same here": same, "not here": absent, "other names": renamed}
-    said = "; ".join(
-        f"{kind}: {', '.join(keys)}" for kind, keys in lists.items() if keys
-    )
-    return f"is of another program; {said}; write a preset, {RECIPES}"
+    flags = {name: name.replace("_", "-") for name in values}
+    if len(OURS.keys() & flags.values()) < 2:
+        return []
+    same = []
+    other = []
+    for name, flag in flags.items():
+        beside, _, off = IDLE.get(flag, "").partition(" ")
+        value = str(values.get(beside))
+        idle = value == off if off else value not in UNSET
+        if idle or str(values[name]) in (*UNSET, DEFAULTS.get(flag)):
+            continue
+        if flag in OURS or flag in ABSENT or flag in DIFFERENT:
+            other.append(name + answer(f"--{name}"))
+        elif name in known:
+            same.append(name)
+    said = f"is of another program; write a preset, {RECIPES}"
+    return [said, f"the same here: {', '.join(same) or 'none'}", *other]

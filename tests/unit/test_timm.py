@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from timm.data import create_transform, resolve_data_config
 from contracts import UserError
 from models import Unusable
 from models import timm as registry
+from report.hardware import versions
 from scripts import archs
 from settings.config import build
 from tasks import architecture, kind_named
 from tasks._plans import image_policies
 from tasks.initial_state import Start
+from tests.unit.test_house import ROOT
 
 IMAGES = kind_named("classification")
 
@@ -169,3 +172,25 @@ def test_a_function_of_ones_own(
     torch.save(module.state_dict(), tmp_path / "a.pt")
     again, _ = found.build(arch, classes=4, shape=shape, weights=str(tmp_path / "a.pt"))
     assert torch.equal(again[2].weight, module[2].weight)  # type: ignore[index]
+
+
+def test_the_pages_network_begins_with_a_small_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name that the page's table has, and with the task's pixels, not those of timm's network."""
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    _, code = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "nets.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    found, arch = architecture(IMAGES, "nets:convnext")
+    assert (
+        found.native(arch).crop_share < registry.native("timm/convnext_tiny").crop_share
+    )
+    module, _ = found.build(arch, classes=4, shape=(2, 3, 64, 64))
+    assert 0 < module.get_parameter("head.fc.weight").std() < 1e-4
+
+
+def test_a_summary_has_timms_version() -> None:
+    assert versions()["timm"] == timm.__version__

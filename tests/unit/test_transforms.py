@@ -102,7 +102,7 @@ def test_other_loaders_and_tasks_refuse_it(tmp_path: Path) -> None:
 
 def test_the_pages_example_changes_colours_as_torch_is_seeded() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     names: dict[str, Any] = {}
     exec(code, names)
     image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)

@@ -55,6 +55,7 @@ def test_flags_that_are_named_are_there() -> None:
     texts = [
         help.HELP,
         *help.OURS.values(),
+        *help.DIFFERENT.values(),
         *help.NEEDLESS.values(),
         *help.ABSENT.values(),
         help.answer("photos"),
@@ -102,12 +103,33 @@ def refused(words: list[str]) -> str:
 
 
 def test_the_arguments_of_a_run_of_timms_are_answered() -> None:
-    lists = dict(
-        re.findall(r"; ([a-z ]+): ([a-z_, ]+)", refused(["--config", f"{TIMMS}"]))
-    )
-    assert {"batch_size", "epochs", "lr"} < set(lists["the same here"].split(", "))
-    assert "scale" not in lists["the same here"].split(", ")
-    assert lists["not here"] == "cooldown_epochs, drop, opt_betas"
+    first, same, *others = refused(["--config", f"{TIMMS}"]).splitlines()
+    assert "is of another program; write a preset" in first
+    listed = set(same.removeprefix("the same here: ").split(", "))
+    assert {"batch_size", "epochs", "lr"} < listed
+    said = {line.split(" ")[0]: line for line in others}
+    assert "timm turns it off" in said["color_jitter"]
+    absent = {name for name, line in said.items() if " has no counterpart" in line}
+    assert absent == {"cooldown_epochs", "drop", "opt_betas"}
+    idle = {"clip_mode", "decay_epochs", "lr_base", "remode", "scale", "train_split"}
+    assert not idle & (listed | said.keys())
     keys = yaml.safe_load(TIMMS.read_text())
     for key in keys.keys() - GROUP_OF.keys():
         assert DETAILS.match(key) or help.answer(f"--{key}"), key
+
+
+def test_several_flags_of_timms_are_answered_a_line_each() -> None:
+    """Whole, also short ones, and no words that are their values."""
+    words = "--model a -b 128 --opt-betas 0.9 -0.5 --in-chans 3 --lr-base 0.1 --drop 0.2 --aa ''"
+    first, *said = refused(words.split()).splitlines()
+    assert "7 are unknown; --help-all" in first
+    assert [line.split(" ")[0] for line in said] == re.findall("-+[a-z-]+", words)
+    assert "leave 3 out" in said[3] and "root with AdamW" in said[4]
+    assert not any("characters) ..." in line for line in said)
+
+
+def test_keys_of_timms_that_act_on_something_are_answered() -> None:
+    keys = {"clip_grad": 1.0, "clip_mode": "norm", "lr_base": 0.1, "in_chans": 3}
+    said = "\n".join(help.foreign_keys(keys, GROUP_OF))
+    assert "--clip-grad-agc" in said and "--lr-per" in said and "chans" not in said
+    assert "lr_base" not in "".join(help.foreign_keys({**keys, "lr": 1}, GROUP_OF))
