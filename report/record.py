@@ -253,9 +253,15 @@ class Record:
             self._points.append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def file(self, name: str, content: bytes) -> None:
-        """Write a file of the run's folder, complete or as it was before."""
-        if self.enabled:
-            replace(self.folder / name, content)
+        """Write a file of the run's folder, complete or as it was before; without content there is none."""
+        path = self.folder / name
+        if self.enabled and content:
+            replace(path, content)
+        elif self.enabled:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise unwritable(self.folder, error) from None
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json."""

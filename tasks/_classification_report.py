@@ -28,6 +28,8 @@ BINS = 15
 """Bins of the expected calibration error, of equal width: Guo et al. 2017, https://arxiv.org/abs/1706.04599."""
 MOST_CLASSES = 1_000
 """Classes up to which there is a confusion matrix: a million cells."""
+FILES = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
+"""Files that not every validation has."""
 MISTAKES = 20
 FONT = ImageFont.load_default(11)
 SIDE = 160
@@ -47,9 +49,13 @@ class Validated:
     turns: Array | None = None
 
     def extras(self, answers: Answers) -> dict[str, Any]:
-        """Return the files and pictures that contracts.Metric.result gives beside its figures."""
+        """Return the files and pictures that contracts.Metric.result gives beside its figures.
+
+        A file that has no content this time is b"".
+        """
         labels = [self.classes[label] for label in answers.labels.tolist()]
-        files = {"val_predictions.csv": self._predictions(answers, "label", labels)}
+        files = dict.fromkeys(FILES, b"")
+        files["val_predictions.csv"] = self._predictions(answers, "label", labels)
         pictures = {}
         if len(answers) and len(self.classes) <= MOST_CLASSES:
             matrix = confusion(answers, len(self.classes))
@@ -89,9 +95,10 @@ class Validated:
                 self.classes, wanted.sum(axis=0), precisions, strict=True
             )
         ]
-        files = {"classes.csv": _tables.written(by_class)}
-        rows = self._predictions(answers, "labels", labels)
-        return files | ({"val_predictions.csv": rows} if rows else {})
+        return {
+            "classes.csv": _tables.written(by_class),
+            "val_predictions.csv": self._predictions(answers, "labels", labels),
+        }
 
     def _predictions(
         self, answers: Answers, column: str, labels: Sequence[str]

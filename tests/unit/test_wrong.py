@@ -23,6 +23,7 @@ from tasks._predictions import Answers, Collected
 from tasks.classification import MeanPrecision, TopK
 from tests.unit.test_classification import batch_of
 from tests.unit.test_meter import alone
+from tests.unit.test_report_reporter import RESULT, Told
 
 CLASSES = ("ant", "bee", "cat")
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -115,6 +116,22 @@ def test_files_say_what_went_wrong() -> None:
     # two mistakes, the surest first: sample 4 at 99.9 %, then sample 1
     picture = extras["images"]["val/mistakes"][0]
     assert (picture[80, 84, 0], picture[80, 168 + 84, 0]) == (160, 40)
+
+
+def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
+    """Where the best weights make no mistake, and where the network says nothing of any sample."""
+    told = Told(tmp_path)
+    validated = Validated(classes=CLASSES, source=Pictures())
+    right = torch.nn.functional.one_hot(LABELS).float()
+    left = []
+    for step, each in enumerate(
+        (answers(), answers(right), answers(LOGITS[:0], LABELS[:0]))
+    ):
+        files = validated.extras(each)["files"]
+        told.reporter.validated(RESULT, files=files, step=step, epoch=step)
+        left.append({*files} & {path.name for path in tmp_path.iterdir()})
+    told.reporter.close()
+    assert left == [{*files}, {*files} - {"mistakes.png"}, set()]
 
 
 SATURATED = torch.tensor(
