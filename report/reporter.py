@@ -309,8 +309,8 @@ class Reporter:
 
         `averaged`: the figures of the weights' average, None without --ema. `epoch`: the last one that was
         trained, None when there was none. `reader`, `counts`: of its loader.
-        `files`: what is written into the run's folder; one that is b"" is removed there. `extras` of rank 0's result: {"scalars": {tag:
-        number}, "images": {tag: uint8 [N, H, W, 3]}}.
+        `files`: what is written into the run's folder; what is b"" goes there. `extras` of rank 0's result:
+        {"scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
         """
         of_weights = summary.figures_of(result)
         of_average = summary.figures_of(averaged or {})

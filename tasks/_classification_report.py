@@ -147,7 +147,7 @@ class Validated:
             except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
                 continue
             picture.thumbnail((SIDE, SIDE))
-            tile = Image.new("RGB", (SIDE + 8, SIDE + 44), "white")
+            tile = Image.new("RGB", (SIDE + 8, SIDE + 50), "white")
             left, top = (SIDE - picture.width) // 2, (SIDE - picture.height) // 2
             tile.paste(picture, (4 + left, top))
             label = self.classes[int(answers.labels[place])]
@@ -173,25 +173,40 @@ def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
 def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
     """Draw a row a label, a column an answer in the same order, dark where its share of the row is.
 
-    Both have the names of the classes where there is room for them.
+    Where there is room both have the names of the classes, and cells their numbers.
     """
     cell = max(1, 900 // len(matrix))
     side = len(matrix) * cell
+    roomy = cell >= 20
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     # axes: [label, answer, channel]; from white to dark blue
     colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
     cells = Image.fromarray(colours.astype(np.uint8))
+    cells = cells.resize((side, side), Image.Resampling.NEAREST)
+    sheet = Image.new("RGB", (MARGIN + side + 4, MARGIN + side + 4), "white")
+    draw = ImageDraw.Draw(sheet)
     names = Image.new("RGB", (MARGIN, side), "white")
-    draw = ImageDraw.Draw(names)
-    for row, name in enumerate(classes if cell >= 20 else ()):
-        draw.text((4, row * cell), _short(name, 17), fill="black", font=NAMES)
-    sheet = Image.new("RGB", (MARGIN + side, MARGIN + side), "white")
-    sheet.paste(names, (0, MARGIN))
+    across = ImageDraw.Draw(names)
+    middles = [MARGIN + (at + 0.5) * cell for at in range(len(matrix))]
+    for middle, name in zip(middles, classes if roomy else (), strict=False):
+        name = _short(name, 17)
+        across.text((6, middle - MARGIN), name, "black", NAMES, anchor="lm")
+        left = max(4, MARGIN - 6 - NAMES.getlength(name))
+        draw.text((left, middle), name, "black", NAMES, anchor="lm")
     sheet.paste(names.rotate(90, expand=True), (MARGIN, 0))
-    enlarged = cells.resize((side, side), Image.Resampling.NEAREST)
-    sheet.paste(enlarged, (MARGIN, MARGIN))
+    sheet.paste(cells, (MARGIN, MARGIN))
+    end = MARGIN + side
+    for edge in range(MARGIN, end + 1, cell if roomy else side):
+        draw.line((edge, MARGIN, edge, end), "lightgray")
+        draw.line((MARGIN, edge, end, edge), "lightgray")
+    font = ImageFont.load_default(min(20, max(cell // 2, 1)))
+    for (row, column), count in np.ndenumerate(matrix) if roomy else ():
+        if font.getlength(str(count)) < cell - 2:
+            at = middles[column], middles[row]
+            colour = "white" if shares[row, column] > 0.6 else "black"
+            draw.text(at, str(count), colour, font, anchor="mm")
     titles = "down: label\nacross: answer"
-    ImageDraw.Draw(sheet).text((4, 4), titles, fill="black", font=NAMES)
+    draw.text((4, 4), titles, fill="black", font=NAMES)
     return sheet
 
 

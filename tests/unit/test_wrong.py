@@ -116,6 +116,13 @@ def test_files_say_what_went_wrong() -> None:
     # two mistakes, the surest first: sample 4 at 99.9 %, then sample 1
     picture = extras["images"]["val/mistakes"][0]
     assert (picture[80, 84, 0], picture[80, 168 + 84, 0]) == (160, 40)
+    assert (picture[-2:] == 255).all(), "the last line is whole"
+    picture = extras["images"]["val/confusion"][0, :, :, 0]
+    # the names of a row, the number of a white cell that is outlined
+    for inked in (picture[500:800, :196], picture[500:800, 201:499]):
+        rows_of_ink = np.flatnonzero((inked < 128).any(axis=1))
+        assert rows_of_ink.size and abs(rows_of_ink.mean() - 150) < 5
+    assert (picture[500, 200:1100] < 255).all()
 
 
 def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
