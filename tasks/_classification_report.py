@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torchvision.utils import make_grid
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
+from system.fonts import font, short
 from tasks import _tables
 from tasks._predictions import Answers
 
@@ -31,12 +32,12 @@ MOST_CLASSES = 1_000
 FILES = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
 """Files that not every validation has."""
 MISTAKES = 20
-FONT = ImageFont.load_default(11)
+FONT = font(10)
 SIDE = 160
 """Pixels of a mistake's picture."""
 MARGIN = 200
 """Pixels beside the confusion matrix, for names of classes."""
-NAMES = ImageFont.load_default(20)
+NAMES = font(18)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +154,9 @@ class Validated:
             label = self.classes[int(answers.labels[place])]
             answer = self.classes[int(answers.classes[place, 0])]
             lines = (
-                f"{_short(label, 25)}, said to be",
-                f"{_short(answer, 20)} {answers.shares[place, 0]:.0%}",
-                _short(PurePath(self.source.name(sample)).name, 26),
+                f"{short(label, SIDE - 60, FONT)}, said to be",
+                f"{short(answer, SIDE - 32, FONT)} {answers.shares[place, 0]:.0%}",
+                short(PurePath(self.source.name(sample)).name, SIDE, FONT),
             )
             text = "\n".join(lines)
             ImageDraw.Draw(tile).text((4, SIDE + 2), text, fill="black", font=FONT)
@@ -189,22 +190,21 @@ def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
     across = ImageDraw.Draw(names)
     middles = [MARGIN + (at + 0.5) * cell for at in range(len(matrix))]
     for middle, name in zip(middles, classes if roomy else (), strict=False):
-        name = _short(name, 17)
+        name = short(name, MARGIN - 12, NAMES)
         across.text((6, middle - MARGIN), name, "black", NAMES, anchor="lm")
-        left = max(4, MARGIN - 6 - NAMES.getlength(name))
-        draw.text((left, middle), name, "black", NAMES, anchor="lm")
+        draw.text((MARGIN - 6, middle), name, "black", NAMES, anchor="rm")
     sheet.paste(names.rotate(90, expand=True), (MARGIN, 0))
     sheet.paste(cells, (MARGIN, MARGIN))
     end = MARGIN + side
     for edge in range(MARGIN, end + 1, cell if roomy else side):
         draw.line((edge, MARGIN, edge, end), "lightgray")
         draw.line((MARGIN, edge, end, edge), "lightgray")
-    font = ImageFont.load_default(min(20, max(cell // 2, 1)))
+    digits = font(min(18, max(cell // 2, 1)))
     for (row, column), count in np.ndenumerate(matrix) if roomy else ():
-        if font.getlength(str(count)) < cell - 2:
+        if digits.getlength(str(count)) < cell - 2:
             at = middles[column], middles[row]
             colour = "white" if shares[row, column] > 0.6 else "black"
-            draw.text(at, str(count), colour, font, anchor="mm")
+            draw.text(at, str(count), colour, digits, anchor="mm")
     titles = "down: label\nacross: answer"
     draw.text((4, 4), titles, fill="black", font=NAMES)
     return sheet
@@ -229,7 +229,3 @@ def calibration_error(answers: Answers) -> float:
     bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)
     gaps = np.bincount(bins, right - shares, minlength=BINS)
     return float(np.abs(gaps).sum() / len(shares))
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."

@@ -17,6 +17,7 @@ from PIL import Image
 
 from contracts import UserError
 from report import sinks
+from system.fonts import font, short
 from tasks import _tables
 from tasks._classification_report import BINS, Validated, calibration_error, confusion
 from tasks._predictions import Answers, Collected
@@ -139,6 +140,15 @@ def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
         left.append({*files} & {path.name for path in tmp_path.iterdir()})
     told.reporter.close()
     assert left == [{*files}, {*files} - {"mistakes.png"}, set()]
+
+
+def test_names_in_pictures_are_legible_and_fit() -> None:
+    own = font(18)
+    boxes = {bytes(own.getmask(letter)) for letter in ("\U0010fffd", "\ue123")}
+    assert not boxes & {bytes(own.getmask(letter)) for letter in "öéñłŻ"}
+    for name in ("W" * 40, "two\nlines" * 9, "\udcff" * 40, "i"):
+        assert own.getlength(short(name, 150, own)) <= 150
+    assert short("a  bee", 150, own) == "a bee"
 
 
 SATURATED = torch.tensor(
