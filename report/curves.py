@@ -48,6 +48,8 @@ def png(folder: Path, summary: Mapping[str, Any], figure: Figure) -> bytes | Non
             mark = "o" if len(points) <= FEW else ""
             axes.plot(*zip(*points, strict=True), marker=mark, label=name)
         axes.set(title=title, xlabel="epoch")
+        axes.set_xlim(0)
+        axes.locator_params("x", integer=True)
         if "run" in curves:
             axes.set_ylim(0, 1.05 * axes.dataLim.y1)
         axes.grid(alpha=0.3)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from contracts import Array, Batch
+from system.fonts import font, short
 
 MOST = 16
 """Images that are shown of a batch, at most."""
@@ -21,7 +22,7 @@ LEAST = 128
 """Pixels that an image with a name below it is enlarged to, at least: room for some fifteen letters."""
 ACROSS = 4
 """Images with names in a row: TensorBoard shows the whole sheet 350 pixels wide."""
-FONT = ImageFont.load_default(16)
+FONT = font(14)
 
 
 def augmented(
@@ -58,6 +59,6 @@ def augmented(
     for place, (image, name) in enumerate(zip(enlarged, names, strict=True)):
         left, top = place % ACROSS * width, place // ACROSS * height
         sheet.paste(Image.fromarray(image), (left, top))
-        cut = name[: width // 9]
+        cut = short(name, width - 4, FONT)
         text.text((left + 2, top + height - 21), cut, fill="black", font=FONT)
     return np.asarray(sheet)[None]

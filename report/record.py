@@ -234,8 +234,11 @@ class Record:
         # kind and step of the points that are there already
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
-        # figures of the last validation that metrics.jsonl keeps
+        # what metrics.jsonl keeps: figures of the last validation, losses since then, the last of the others
         self.validation: dict[str, Any] = {}
+        self.train_losses: list[float] = []
+        self.lr: float | None = None
+        self.rate: float | None = None
         if enabled:
             if resume_step is not None:
                 self._cut(resume_step)
@@ -253,9 +256,15 @@ class Record:
             self._points.append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def file(self, name: str, content: bytes) -> None:
-        """Write a file of the run's folder, complete or as it was before."""
-        if self.enabled:
-            replace(self.folder / name, content)
+        """Write a file of the run's folder, complete or as it was before; without content there is none."""
+        path = self.folder / name
+        if self.enabled and content:
+            replace(path, content)
+        elif self.enabled:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise unwritable(self.folder, error) from None
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json."""
@@ -331,7 +340,14 @@ class Record:
             if step > resume_step or not line.endswith(b"\n"):
                 continue
             lines.append(line)
+            if kind == "train":
+                losses = map(float, point.get("losses", ()))
+                self.train_losses += [loss for loss in losses if not math.isnan(loss)]
+                self.lr = point.get("lrs", [None])[-1]
+            if kind == "window":
+                self.rate = point.get("rate")
             if kind == "val":
+                self.train_losses.clear()
                 # a figure that is not finite is a word there
                 self.validation = {
                     name: float(value) if isinstance(value, str) else value

@@ -110,7 +110,7 @@ class Reporter:
         self._rate_unit = description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
         self._bar: Bar | None = None  # of the epoch
-        self._rate: float | None = None  # of the last window
+        self._rate = self._record.rate  # of the last window
         self._ceilings: dict[str, dict[str, Any] | None] = {
             "compute": None,
             "loader": None,
@@ -120,8 +120,8 @@ class Reporter:
         self._ended_with: list[int] = []  # the step with which each window ended
         # milliseconds of each step since the run, or this part of it, began; nan where it had no such phase
         self._steps = {name: array("d") for name in PHASES}
-        self._train_losses: list[float] = []  # since the last validation
-        self._lr: float | None = None
+        self._train_losses = self._record.train_losses  # since the last validation
+        self._lr = self._record.lr
         # a resumed run has the figures of its earlier part until it validates again
         self._validation = self._record.validation
         self._validation_reader = ""
@@ -309,8 +309,8 @@ class Reporter:
 
         `averaged`: the figures of the weights' average, None without --ema. `epoch`: the last one that was
         trained, None when there was none. `reader`, `counts`: of its loader.
-        `files`: what is written into the run's folder. `extras` of rank 0's result: {"scalars": {tag:
-        number}, "images": {tag: uint8 [N, H, W, 3]}}.
+        `files`: what is written into the run's folder; what is b"" goes there. `extras` of rank 0's result:
+        {"scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
         """
         of_weights = summary.figures_of(result)
         of_average = summary.figures_of(averaged or {})

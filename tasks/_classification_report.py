@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torchvision.utils import make_grid
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
+from system.fonts import font, short
 from tasks import _tables
 from tasks._predictions import Answers
 
@@ -28,13 +29,15 @@ BINS = 15
 """Bins of the expected calibration error, of equal width: Guo et al. 2017, https://arxiv.org/abs/1706.04599."""
 MOST_CLASSES = 1_000
 """Classes up to which there is a confusion matrix: a million cells."""
+FILES = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
+"""Files that not every validation has."""
 MISTAKES = 20
-FONT = ImageFont.load_default(11)
+FONT = font(10)
 SIDE = 160
 """Pixels of a mistake's picture."""
 MARGIN = 200
 """Pixels beside the confusion matrix, for names of classes."""
-NAMES = ImageFont.load_default(20)
+NAMES = font(18)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +50,13 @@ class Validated:
     turns: Array | None = None
 
     def extras(self, answers: Answers) -> dict[str, Any]:
-        """Return the files and pictures that contracts.Metric.result gives beside its figures."""
+        """Return the files and pictures that contracts.Metric.result gives beside its figures.
+
+        A file that has no content this time is b"".
+        """
         labels = [self.classes[label] for label in answers.labels.tolist()]
-        files = {"val_predictions.csv": self._predictions(answers, "label", labels)}
+        files = dict.fromkeys(FILES, b"")
+        files["val_predictions.csv"] = self._predictions(answers, "label", labels)
         pictures = {}
         if len(answers) and len(self.classes) <= MOST_CLASSES:
             matrix = confusion(answers, len(self.classes))
@@ -89,9 +96,10 @@ class Validated:
                 self.classes, wanted.sum(axis=0), precisions, strict=True
             )
         ]
-        files = {"classes.csv": _tables.written(by_class)}
-        rows = self._predictions(answers, "labels", labels)
-        return files | ({"val_predictions.csv": rows} if rows else {})
+        return {
+            "classes.csv": _tables.written(by_class),
+            "val_predictions.csv": self._predictions(answers, "labels", labels),
+        }
 
     def _predictions(
         self, answers: Answers, column: str, labels: Sequence[str]
@@ -140,15 +148,15 @@ class Validated:
             except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
                 continue
             picture.thumbnail((SIDE, SIDE))
-            tile = Image.new("RGB", (SIDE + 8, SIDE + 44), "white")
+            tile = Image.new("RGB", (SIDE + 8, SIDE + 50), "white")
             left, top = (SIDE - picture.width) // 2, (SIDE - picture.height) // 2
             tile.paste(picture, (4 + left, top))
             label = self.classes[int(answers.labels[place])]
             answer = self.classes[int(answers.classes[place, 0])]
             lines = (
-                f"{_short(label, 25)}, said to be",
-                f"{_short(answer, 20)} {answers.shares[place, 0]:.0%}",
-                _short(PurePath(self.source.name(sample)).name, 26),
+                f"{short(label, SIDE - 60, FONT)}, said to be",
+                f"{short(answer, SIDE - 32, FONT)} {answers.shares[place, 0]:.0%}",
+                short(PurePath(self.source.name(sample)).name, SIDE, FONT),
             )
             text = "\n".join(lines)
             ImageDraw.Draw(tile).text((4, SIDE + 2), text, fill="black", font=FONT)
@@ -166,25 +174,39 @@ def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
 def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
     """Draw a row a label, a column an answer in the same order, dark where its share of the row is.
 
-    Both have the names of the classes where there is room for them.
+    Where there is room both have the names of the classes, and cells their numbers.
     """
     cell = max(1, 900 // len(matrix))
     side = len(matrix) * cell
+    roomy = cell >= 20
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     # axes: [label, answer, channel]; from white to dark blue
     colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
     cells = Image.fromarray(colours.astype(np.uint8))
+    cells = cells.resize((side, side), Image.Resampling.NEAREST)
+    sheet = Image.new("RGB", (MARGIN + side + 4, MARGIN + side + 4), "white")
+    draw = ImageDraw.Draw(sheet)
     names = Image.new("RGB", (MARGIN, side), "white")
-    draw = ImageDraw.Draw(names)
-    for row, name in enumerate(classes if cell >= 20 else ()):
-        draw.text((4, row * cell), _short(name, 17), fill="black", font=NAMES)
-    sheet = Image.new("RGB", (MARGIN + side, MARGIN + side), "white")
-    sheet.paste(names, (0, MARGIN))
+    across = ImageDraw.Draw(names)
+    middles = [MARGIN + (at + 0.5) * cell for at in range(len(matrix))]
+    for middle, name in zip(middles, classes if roomy else (), strict=False):
+        name = short(name, MARGIN - 12, NAMES)
+        across.text((6, middle - MARGIN), name, "black", NAMES, anchor="lm")
+        draw.text((MARGIN - 6, middle), name, "black", NAMES, anchor="rm")
     sheet.paste(names.rotate(90, expand=True), (MARGIN, 0))
-    enlarged = cells.resize((side, side), Image.Resampling.NEAREST)
-    sheet.paste(enlarged, (MARGIN, MARGIN))
+    sheet.paste(cells, (MARGIN, MARGIN))
+    end = MARGIN + side
+    for edge in range(MARGIN, end + 1, cell if roomy else side):
+        draw.line((edge, MARGIN, edge, end), "lightgray")
+        draw.line((MARGIN, edge, end, edge), "lightgray")
+    digits = font(min(18, max(cell // 2, 1)))
+    for (row, column), count in np.ndenumerate(matrix) if roomy else ():
+        if digits.getlength(str(count)) < cell - 2:
+            at = middles[column], middles[row]
+            colour = "white" if shares[row, column] > 0.6 else "black"
+            draw.text(at, str(count), colour, digits, anchor="mm")
     titles = "down: label\nacross: answer"
-    ImageDraw.Draw(sheet).text((4, 4), titles, fill="black", font=NAMES)
+    draw.text((4, 4), titles, fill="black", font=NAMES)
     return sheet
 
 
@@ -207,7 +229,3 @@ def calibration_error(answers: Answers) -> float:
     bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)
     gaps = np.bincount(bins, right - shares, minlength=BINS)
     return float(np.abs(gaps).sum() / len(shares))
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."

@@ -18,6 +18,7 @@ from torchvision.utils import draw_bounding_boxes
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
 from plan.epoch import exif_of
+from system import fonts
 from tasks._coco import PREFIXES, Detections, Scores, names
 
 # once on a machine it says that it looks for fonts
@@ -119,6 +120,8 @@ def _drawn(picture: Image.Image, marked: Marked, scale: float) -> Image.Image:
         labels=[text for _, _, text in marked],
         colors=colours,
         width=2,
+        font=fonts.path(),
+        font_size=10,
     )
     return Image.fromarray(drawn.permute(1, 2, 0).numpy())
 

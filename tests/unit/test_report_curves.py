@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from contracts import Figure
@@ -44,3 +45,19 @@ def test_a_picture_of_a_run_that_has_trained(tmp_path: Path) -> None:
     assert png and Image.open(io.BytesIO(png)).size == (1500, 440)
     write(tmp_path, {"kind": "val", "step": 0, "loss": 1.0})
     assert curves.png(tmp_path, SUMMARY, TOP1) is None
+
+
+@pytest.mark.parametrize("last", [10, 20, 25, 1000])
+def test_ticks_are_whole_epochs(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = list[Any]()
+    monkeypatch.setattr(
+        "matplotlib.backends.backend_agg.FigureCanvasAgg.print_png",
+        lambda canvas, _: drawn.extend(canvas.figure.axes),
+    )
+    points = [{"kind": "train", "step": at, "losses": [1.0]} for at in (5, last)]
+    write(tmp_path, *points)
+    curves.png(tmp_path, SUMMARY, TOP1)
+    ticks = [tick for axes in drawn for tick in axes.get_xticks()]
+    assert len(drawn) == 3 and all(tick == round(tick) for tick in ticks)

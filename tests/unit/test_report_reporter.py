@@ -99,6 +99,21 @@ def test_a_validation_is_said_kept_and_a_row(told: Told) -> None:
     assert (row["top1"], row["ema_top1"]) == ("0.5", "0.625")
 
 
+def test_a_row_behind_a_resume_has_what_was_before_the_stop(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    for step, losses in ((1, [9.0]), (3, [math.nan, 3.0]), (4, [5.0]), (5, [7.0])):
+        record.point("train", step, {"losses": losses, "lrs": [0.5, step]})
+        record.point("window", step, {"rate": 10.0 * step})
+        if step == 1:
+            record.point("val", step, RESULT)
+    record.close()
+    told = Told(tmp_path, resumed_at=4)
+    told.reporter.validated(RESULT, step=4, epoch=1)
+    told.reporter.close()
+    (row,) = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+    assert [row[name] for name in ("train_loss", "lr", "rate")] == ["4.0", "4", "40.0"]
+
+
 def test_a_mean_over_no_loss_is_left_out(told: Told) -> None:
     none = {"loss": 0.0, "samples": 7, "losses_not_finite": 7}
     told.reporter.validated(RESULT | none, step=3, epoch=0)

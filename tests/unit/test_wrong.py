@@ -17,12 +17,14 @@ from PIL import Image
 
 from contracts import UserError
 from report import sinks
+from system.fonts import font, short
 from tasks import _tables
 from tasks._classification_report import BINS, Validated, calibration_error, confusion
 from tasks._predictions import Answers, Collected
 from tasks.classification import MeanPrecision, TopK
 from tests.unit.test_classification import batch_of
 from tests.unit.test_meter import alone
+from tests.unit.test_report_reporter import RESULT, Told
 
 CLASSES = ("ant", "bee", "cat")
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -115,6 +117,38 @@ def test_files_say_what_went_wrong() -> None:
     # two mistakes, the surest first: sample 4 at 99.9 %, then sample 1
     picture = extras["images"]["val/mistakes"][0]
     assert (picture[80, 84, 0], picture[80, 168 + 84, 0]) == (160, 40)
+    assert (picture[-2:] == 255).all(), "the last line is whole"
+    picture = extras["images"]["val/confusion"][0, :, :, 0]
+    # the names of a row, the number of a white cell that is outlined
+    for inked in (picture[500:800, :196], picture[500:800, 201:499]):
+        rows_of_ink = np.flatnonzero((inked < 128).any(axis=1))
+        assert rows_of_ink.size and abs(rows_of_ink.mean() - 150) < 5
+    assert (picture[500, 200:1100] < 255).all()
+
+
+def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
+    """Where the best weights make no mistake, and where the network says nothing of any sample."""
+    told = Told(tmp_path)
+    validated = Validated(classes=CLASSES, source=Pictures())
+    right = torch.nn.functional.one_hot(LABELS).float()
+    left = []
+    for step, each in enumerate(
+        (answers(), answers(right), answers(LOGITS[:0], LABELS[:0]))
+    ):
+        files = validated.extras(each)["files"]
+        told.reporter.validated(RESULT, files=files, step=step, epoch=step)
+        left.append({*files} & {path.name for path in tmp_path.iterdir()})
+    told.reporter.close()
+    assert left == [{*files}, {*files} - {"mistakes.png"}, set()]
+
+
+def test_names_in_pictures_are_legible_and_fit() -> None:
+    own = font(18)
+    boxes = {bytes(own.getmask(letter)) for letter in ("\U0010fffd", "\ue123")}
+    assert not boxes & {bytes(own.getmask(letter)) for letter in "öéñłŻ"}
+    for name in ("W" * 40, "two\nlines" * 9, "\udcff" * 40, "i"):
+        assert own.getlength(short(name, 150, own)) <= 150
+    assert short("a  bee", 150, own) == "a bee"
 
 
 SATURATED = torch.tensor(
