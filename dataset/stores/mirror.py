@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -92,12 +93,20 @@ class _Mirror:
             remedy = "continue it with --resume auto, or name another"
             raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
         dates = [date for date, _ in self._state().values()]
+        if not names:
+            return []
+        uploaded_s = self._uploaded_s(names)
         # a storage may leave out the fraction of a second: then these may be as old, and are the same
-        if names and dates and max(dates) / 1e9 > self._uploaded_s(names):
+        if dates and max(dates) / 1e9 > uploaded_s:
             return None
         for name in names:
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            self._tried(name, "get_file", f"{self.url}/{name}", f"{self.folder}/{name}")
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.part")
+            self._tried(name, "get_file", f"{self.url}/{name}", str(part))
+            # no newer than the upload: a fetch that is cut short here begins anew the next time
+            os.utime(part, (int(uploaded_s), int(uploaded_s)))
+            part.rename(path)
         return names
 
     def _uploaded_s(self, names: Sequence[str]) -> float:
