@@ -17,8 +17,9 @@ check() {
   "$@" || failed+=("$name")
 }
 
-# A worker holds about 1 GB once torch and DALI are loaded: more than eight of them need memory rather than cores.
-workers=$(nproc)
+# Three workers for two cores, since tests of several processes wait for each other. A worker holds about 1 GB once torch
+# and DALI are loaded: more than eight of them need memory rather than cores.
+workers=$(($(nproc) * 3 / 2))
 if [ "$workers" -gt 8 ]; then workers=8; fi
 
 check 'ruff check' "$python" -m ruff check .
