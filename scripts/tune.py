@@ -187,9 +187,7 @@ def changes_of(lever: str, value: Any, config: Config) -> Choice:
 
 
 def levers(config: Config, used: Choice, gpu: bool) -> dict[str, Sequence[Any]]:
-    """Return the values of each setting of train.py to be tried with these settings; what is `used` is no trial
-    again.
-    """
+    """Return setting of train.py -> its values to try. A value that is `used` now is not tried again."""
     usable_cores = int(cores())
     workers = sorted(
         {max(usable_cores, 1), default_workers(gpu=gpu), max(usable_cores // 2, 1)}

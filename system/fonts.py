@@ -16,12 +16,12 @@ def path() -> str:
 
 
 def font(size: float) -> ImageFont.FreeTypeFont:
-    """Return it at a size in pixels."""
+    """Return the font at a size in pixels."""
     return ImageFont.truetype(path(), size)
 
 
 def short(text: str, pixels: float, of: ImageFont.FreeTypeFont) -> str:
-    """Return a text in one line that is so wide at most, with dots where it was cut."""
+    """Return the text in one line of at most so many pixels, with dots where it was cut."""
     text = " ".join(text.split())
     if of.getlength(text) <= pixels:
         return text

@@ -143,3 +143,14 @@ def runner(
     found = Runner(tmp_path_factory.mktemp("programs"), importable(environment), zygote)
     yield found
     found.end()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small networks lose time to threads of one operator that wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -92,9 +92,9 @@ class _Mirror:
         if names and not resuming:
             remedy = "continue it with --resume auto, or name another"
             raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
-        dates = [date for date, _ in self._state().values()]
         if not names:
             return []
+        dates = [date for date, _ in self._state().values()]
         uploaded_s = self._uploaded_s(names)
         # a storage may leave out the fraction of a second: then these may be as old, and are the same
         if dates and max(dates) / 1e9 > uploaded_s:

@@ -75,7 +75,7 @@ class Times(NamedTuple):
 LEFT_OUT = Times(
     (-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int64), np.zeros(0, bool)
 )
-"""Of a file that is left out: the size in its record is -1."""
+"""The Times of a file that is left out: the size in its record is -1."""
 
 
 def read(path: bytes) -> Times:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,15 +45,6 @@ def test_preset(path: Path) -> None:
     assert config.loading.loader in (*kind.loaders, "auto")
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """Threads of one operator would wait for each other where other tests have the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 SMALL = "--image-size 64 --batch-size 4"
 STEPPED = {
     "imagenet/resnet50.v2": SMALL,
@@ -74,7 +64,7 @@ STOOD_IN = "mvit_v2_s"
 
 
 @pytest.mark.parametrize("name", STEPPED)
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 def test_two_steps(name: str) -> None:
     """The preset takes two steps in this process, with few and small images."""
     path = ROOT / "configs" / f"{name}.yaml"

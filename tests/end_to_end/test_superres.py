@@ -19,7 +19,7 @@ SMALL = (
 
 
 def test_a_run_and_its_evaluation_on_two_ranks(train: Runner) -> None:
-    """Of six pictures to train on, and three to validate."""
+    """The set has six pictures to train on, and three to validate."""
     textures = train.cwd / "data"
     demo_superres.write(textures, 6, 3, progress=False, processes=1)
     of_set = (*SMALL, "--data", textures)

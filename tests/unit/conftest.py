@@ -1,7 +1,6 @@
 """Fixtures that several files of unit tests share."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,6 @@ from tests.unit.folders import cache, root  # noqa: F401
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that fails is tried again at once, as often as in a run."""
     monkeypatch.setattr(storage, "PAUSES_S", (0.0,) * len(storage.PAUSES_S))
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Networks as small as these tests' lose time to threads that wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
