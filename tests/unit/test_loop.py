@@ -431,6 +431,23 @@ def test_the_next_epoch_is_begun_where_no_validation_comes_between(
     assert clocks[:3] == ["resume", "goes_on", "pause"]
 
 
+def test_the_ceilings_are_measured_before_the_next_epoch_is_begun(
+    tmp_path: Path,
+) -> None:
+    """Its workers would read beside them."""
+    toy = Toy(tmp_path, 3, ceilings=True, val_every=0)
+    toy.training.fit()
+    meter: Any = toy.training.meter
+    assert [call.args for call in meter.goes_on.call_args_list] == [(2,)]
+
+
+def test_what_an_epoch_leaves_out_is_counted(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, 3, val_every=0)
+    toy.training.plan.samples = SAMPLES + 1  # and no step has the last one
+    toy.training.fit()
+    assert toy.training.progress.dropped == 3
+
+
 def test_a_loader_that_cannot_begin_the_next_epoch_loses_no_checkpoint(
     tmp_path: Path,
 ) -> None:
