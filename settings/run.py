@@ -52,7 +52,7 @@ class Run(Settings):
     profile: bool = False
     """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
     table of operators."""
-    log: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
+    log: tuple[Literal["wandb", "mlflow", "trackio", "aim"], ...] = ()
     """Trackers that get what TensorBoard gets, where they are installed."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""
