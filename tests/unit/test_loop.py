@@ -461,7 +461,8 @@ def test_the_ceilings_are_measured_before_the_next_epoch_is_begun(
 
 def test_what_an_epoch_leaves_out_is_counted(tmp_path: Path) -> None:
     toy = Toy(tmp_path, 3, val_every=0)
-    toy.training.plan.samples = SAMPLES + 1  # and no step has the last one
+    plan: Any = toy.training.plan
+    plan.samples = SAMPLES + 1  # and no step has the last one
     toy.training.fit()
     assert toy.training.progress.dropped == 3
 
