@@ -11,6 +11,8 @@ from statistics import median
 
 import pytest
 
+from scripts import chart
+
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
@@ -108,13 +110,20 @@ def test_a_planted_link_ends_the_build(text: str, tmp_path: Path) -> None:
     assert built.returncode != 0 and "gone" in built.stderr
 
 
-def test_the_chart_has_the_tables_figures() -> None:
-    """Bars of README's chart are as long as their numbers, which docs/benchmarks/train.md has."""
-    chart = (ROOT / "docs" / "images" / "rates.svg").read_text(encoding="utf-8")
-    bars = re.findall(
-        r'width="([\d.]+)" height="20".*\n<text[^>]*>([\d,]+)</text>', chart
-    )
-    assert len(bars) == 6
-    for width, number in bars:
-        assert float(width) == pytest.approx(0.025 * int(number.replace(",", "")))
-        assert f"| {number} (" in PAGES["docs/benchmarks/train.md"]
+def svg_texts(path: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text(encoding="utf-8"))
+
+
+def test_the_chart_is_drawn_from_the_tables_figures(tmp_path: Path) -> None:
+    """What scripts.chart draws is README's chart, and it has all rates and loader ceilings of the first table."""
+    drawn = tmp_path / "rates.svg"
+    page = ROOT / "docs" / "benchmarks" / "train.md"
+    assert chart.main([str(page), str(drawn)]) == 0
+    texts = [svg_texts(ROOT / "docs" / "images" / "rates.svg"), svg_texts(drawn)]
+    assert texts[0] == texts[1], "python -m scripts.chart draws it again"
+    rows = chart.rows_of(page.read_text(encoding="utf-8"))
+    assert len(rows) == 6
+    for row in rows:
+        assert f"{row['loader']} · {row['img/s'].partition(' ')[0]}" in texts[0]
+        if row["loader ceiling"] != "-":
+            assert row["loader ceiling"].partition(" ")[0] in texts[0]
