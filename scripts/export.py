@@ -150,7 +150,10 @@ def as_onnx(module: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:
     import onnx
     import onnxruntime
 
-    names = {"input_names": ["images"], "output_names": list(module.outputs)}
+    names: dict[str, Any] = {
+        "input_names": ["images"],
+        "output_names": list(module.outputs),
+    }
     varying = dict(enumerate(module.axes))
     with _silent():
         if module.traced:

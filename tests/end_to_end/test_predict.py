@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import onnxruntime
 import pytest
@@ -16,9 +17,11 @@ from PIL import Image
 
 from scripts import export, serve_example
 from scripts._export_check import BEST, in_both
+from scripts._preprocessing import ClipFraming
 from tests.end_to_end.conftest import CLASSES
 from tests.end_to_end.runs import ROOT, Runner, draw, kept, rows, summary
 from tests.unit.coco_files import write_coco
+from tests.unit.video_files import make
 
 HERE = ("--workers 0 --ceilings false",)
 TRAINED = ("--loader torchvision --batch-size 12 --precision fp32",)
@@ -205,6 +208,73 @@ def test_what_is_no_onnx_file_is_not_served(
         assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
 
 
+SHARED = ROOT.parent / "shared" / "data"
+"""Real images and videos, where they are."""
+
+
+def real(name: str) -> Path:
+    """Return a folder of SHARED; skips where it is not there."""
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"{SHARED / name} is not there")
+    return SHARED / name
+
+
+RECORDED = ("demo.mp4", "flipping_a_pancake.mkv", "sample_av1.mp4")
+
+
+@pytest.fixture(scope="module")
+def clips(home: Runner) -> Path:
+    """Return a checkpoint of a video classifier that has seen six videos."""
+    for split, count in (("train", 2), ("val", 1)):
+        for label, name in enumerate(("jump", "run", "walk")):
+            for i in range(count):
+                path = home.cwd / "videos" / split / name / f"{i}.mp4"
+                make(path, frames=20, size=(48, 64), numbers_from=100 * label + 10 * i)
+    network = ("--task video --arch r3d_tiny --image-size 32 --val-resize 37",)
+    views = ("--clip-frames 4 --clip-stride 2 --val-clips 1 --val-crops 1",)
+    run = ("--loader pyav --batch-size 3 --epochs 1 --val-every 0 --output clips",)
+    home("--data videos", *HERE, *network, *views, *run).done()
+    return home.cwd / "clips" / "last.pt"
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["drawn", "recorded"])
+def test_an_exported_video_classifier_answers_as_predict_does(
+    home: Runner, clips: Path, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the frames that the loader shows, and of those that a user of PyAV takes."""
+    monkeypatch.chdir(home.cwd)
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    paths = sorted((home.cwd / "videos" / "val").glob("*/*"))
+    if recorded:
+        paths = [real("video_sample") / name for name in RECORDED]
+    listed = home.cwd / f"{recorded}.csv"
+    listed.write_text("".join(f"{path}\n" for path in paths))
+    whole, _, _, samples = export.load(clips, images=listed)
+    assert isinstance(whole.framing, ClipFraming)
+    assert (whole.framing.frames, whole.framing.stride) == (4, 2)
+    _, run = export.as_pt2(whole, {}) if recorded else export.as_onnx(whole, {})
+
+    def shares(clip: np.ndarray) -> np.ndarray:
+        ((logits,),) = run(clip[None])
+        return logits - np.logaddexp.reduce(logits)
+
+    table = rows(predicted(home, "--predict", listed, "--resume clips/last.pt"))
+    for row, clip in zip(table, samples, strict=True):
+        found = {
+            row[f"class{more}"]: np.log(float(row[f"probability{more}"]))
+            for more in ("", "_2", "_3")
+        }
+        expected = [found[name] for name in sorted(found)]
+        with av.open(row["path"]) as video:
+            frames = [one.to_ndarray(format="rgb24") for one in video.decode(video=0)]
+        middle = (len(frames) - 7) // 2
+        plain = np.stack(frames[middle : middle + 7 : 2])
+        spread = np.ptp(expected)
+        assert np.abs(shares(clip) - expected).max() < 0.01 * spread
+        # FFmpeg's own RGB is one to two grey levels off
+        assert np.abs(shares(plain) - expected).max() < 0.03 * spread
+
+
 def detections(folder: Path, names: Path) -> list[tuple[str, str, list[float], float]]:
     """Return file, category, box and score of what a detections.json has, by the names of a file in COCO's format."""
     known = json.loads(names.read_text())
@@ -255,17 +325,6 @@ def test_detectors_find_what_the_validation_found(home: Runner, detector: Path) 
     assert len(list((folder / "drawn").iterdir())) == 6
 
 
-SHARED = ROOT.parent / "shared" / "data"
-"""Real images and videos, where they are."""
-
-
-def real(name: str) -> Path:
-    """Return a folder of SHARED; skips where it is not there."""
-    if not (SHARED / name).is_dir():
-        pytest.skip(f"{SHARED / name} is not there")
-    return SHARED / name
-
-
 @pytest.mark.parametrize("photographs", [False, True], ids=["drawn", "photographs"])
 def test_an_exported_detector_finds_what_predict_does(
     home: Runner,
@@ -275,9 +334,11 @@ def test_an_exported_detector_finds_what_predict_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
-    images = (
-        real("coco_sample/val2017") if photographs else home.cwd / "coco" / "val2017"
-    )
+    paths = sorted((home.cwd / "coco" / "val2017").iterdir())
+    if photographs:
+        paths = sorted(real("coco_sample/val2017").iterdir())[::4]
+    images = home.cwd / f"{photographs}.csv"
+    images.write_text("".join(f"{path}\n" for path in paths))
     file = home.cwd / "detector.onnx"
     flags = ["--images", str(images), "--output", str(file)]
     assert export.main([str(detector), *flags]) == 0

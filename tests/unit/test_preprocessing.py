@@ -130,7 +130,7 @@ def test_a_detector_gets_the_whole_image_as_the_validation_fits_it(
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     seen = Seen()
     boxes, *_ = Detections(seen, framing)(torch.from_numpy(pixels))
-    sides = (np.array([side]) for side in size)
+    sides = np.array([size[0]]), np.array([size[1]])
     height, width = (int(side[0]) for side in windows.fitted(*sides, 63, 100))
     assert (seen.height, seen.width) == (height, width)
     assert seen.images.shape[2] % 32 == seen.images.shape[3] % 32 == 0
