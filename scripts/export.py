@@ -95,7 +95,9 @@ def load(
     kind = kind_of(config)
     if kind.name not in EXPORTED:
         known = ", ".join(EXPORTED)
-        raise UserError(f"{checkpoint}: --task {kind.name} is not exported, {known} is")
+        raise UserError(
+            f"{checkpoint}: --task {kind.name} is not exported, {known} are"
+        )
     registry, arch = architecture(kind, config.model.arch)
     if arch.startswith(BEYOND_BOXES):
         raise UserError(

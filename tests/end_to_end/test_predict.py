@@ -374,9 +374,24 @@ def test_an_exported_detector_finds_what_predict_does(
     assert total >= 5 * BEST
     assert same >= 0.95 * total
 
+    with pytest.raises(SystemExit):
+        serve_example.main(str(file), str(paths[0]))
+    assert "is of --task detection" in capsys.readouterr().err
+
 
 def test_what_is_not_exported_is_said(
     home: Runner, detector: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export.main([str(detector), "--format", "pt2"]) == 2
-    assert "--format pt2 is not for detectors" in capsys.readouterr().err
+    def said(*flags: str, **changed: Any) -> str:
+        torch.save(kept(detector) | changed, home.cwd / "changed.pt")
+        assert export.main([str(home.cwd / "changed.pt"), *flags]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    flags = ("--images", str(home.cwd / "coco" / "val2017"))
+    assert "pt2 is not for detectors" in said("--format", "pt2", *flags)
+    assert "neither masks nor keypoints" in said(arch="maskrcnn_resnet50_fpn")
+    superres = {"config": {"task": "superres"}, "used": {}, "arch": "srcnn_x3"}
+    assert "superres is not exported, classification, detection, video are" in said(
+        **superres
+    )
