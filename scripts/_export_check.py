@@ -12,14 +12,13 @@ from torchvision.ops import box_iou
 
 from contracts import Array, Split, UserError
 from loaders.images.decoders import pillow_rgb
-from loaders.videos._planes import pixels_of
-from loaders.videos._worker import checked
 from scripts._preprocessing import Preprocessed
 
 CHECKED = 16
 """Images or clips on which the file is compared with PyTorch."""
 TOLERANCE = 0.01
-"""Largest difference of a logit or a score, as a share of the largest one, with which a file is right.
+"""Largest difference of a logit, as a share of the largest logit, with which a file is right; that of a score, as a
+share of the score.
 
 A sum in another order may round a pixel to the next grey level."""
 OVERLAP = 0.95
@@ -52,7 +51,10 @@ def images(split: Split, plan: Any) -> Iterator[Array]:
 
 def clips(split: Split, plan: Any) -> Iterator[Array]:
     """Yield the first clip that a validation's `plan` has of each video, uint8 [T, H, W, 3], as it is displayed."""
-    from loaders.videos.pyav import Pyav  # with PyAV, which images do without
+    # with PyAV and numba, which images do without
+    from loaders.videos._planes import pixels_of
+    from loaders.videos._worker import checked
+    from loaders.videos.pyav import Pyav
 
     read = Pyav(split.columns)
     for sample in range(len(split.columns)):

@@ -112,7 +112,8 @@ def load(
         )
     split = opened(start, kind, images)
     ranks = {"seed": 0, "world_size": 1, "rank": 0}
-    _, plan = kind.plans(config, {"train": split, "val": split}, native, **ranks)
+    splits = {"train": split, "val": split}
+    plan: Any = kind.plans(config, splits, native, **ranks)[1]
     columns = SimpleNamespace(classes=start.trained, keypoint_mirror=())
     heads = kind.building(config, columns)
     shape = (2, *plan.sample_shape)
@@ -133,9 +134,13 @@ def opened(start: Start, kind: TaskKind, named: Path | None) -> Split:
     """Open what the file is checked on: a folder, or the checkpoint's validation data. Raises UserError."""
     data = start.config.data
     if named is not None:
-        content = "videos" if kind.medium == "videos" else "images"
-        found = open_unlabelled(named, data, content=content, flag="--images").split
-        return kind.predicting(start.config, found, start.trained, named).split
+        found = open_unlabelled(
+            named,
+            data,
+            content="videos" if kind.medium == "videos" else "images",
+            flag="--images",
+        )
+        return kind.predicting(start.config, found.split, start.trained, named).split
     if data.data is None:
         raise UserError("there is no data to check the file on: --images FOLDER")
     return open_splits(
@@ -156,19 +161,16 @@ def as_onnx(module: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:
         "input_names": ["images"],
         "output_names": list(module.outputs),
     }
-    varying = dict(enumerate(module.axes))
     with _silent():
         if module.traced:
-            file = io.BytesIO()
+            file: Any = io.BytesIO()
             torch.onnx.export(
                 module,
                 (example(module),),
                 file,
                 dynamo=False,
                 dynamic_axes={
-                    "images": {
-                        at: name for at, name in varying.items() if name in VARYING
-                    },
+                    "images": varying(module),
                     **{name: {0: "found"} for name in module.outputs},
                 },
                 **names,
@@ -227,12 +229,18 @@ def example(module: Preprocessed) -> torch.Tensor:
     return (255 * torch.rand(shape)).to(torch.uint8)
 
 
+def varying(module: Preprocessed) -> dict[int, str]:
+    """Return the axes of the input that vary, and their names."""
+    return {
+        at: axis for at, axis in enumerate(module.axes) if not isinstance(axis, int)
+    }
+
+
 def shapes(module: Preprocessed) -> dict[int, Any]:
     """Return the axes of the input that vary, as torch.export has them."""
     return {
-        at: torch.export.Dim(axis, min=VARYING[axis][0], max=VARYING[axis][1])
-        for at, axis in enumerate(module.axes)
-        if isinstance(axis, str)
+        at: torch.export.Dim(name, min=VARYING[name][0], max=VARYING[name][1])
+        for at, name in varying(module).items()
     }
 
 
@@ -257,14 +265,16 @@ def export(options: argparse.Namespace, console: Console) -> int:
     path = options.output or options.checkpoint.with_suffix(f".{options.format}")
     if path.exists() and path.samefile(options.checkpoint):
         raise UserError(f"--output {path} is the checkpoint itself; name another file")
-    separate = start.config.optimisation.loss == "bce" or start.config.data.multi_label
     about = {
         "task": task,
         "classes": json.dumps(list(start.trained)),
         "arch": arch,
-        "probabilities": "sigmoid" if separate else "softmax",
         "preprocessing": json.dumps({"where": "inside", **asdict(whole.framing)}),
     }
+    if "logits" in whole.outputs:
+        config = start.config
+        separate = config.optimisation.loss == "bce" or config.data.multi_label
+        about["probabilities"] = "sigmoid" if separate else "softmax"
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-")
