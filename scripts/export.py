@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Split, UserError
+from contracts import Array, Split, UserError, one_line
 from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
@@ -282,7 +282,15 @@ def export(options: argparse.Namespace, console: Console) -> int:
         # a file that is not whole, or wrong, never has the name
         new = Path(folder) / path.name
         content, run = FORMATS[options.format](whole, about)
-        verdict = EXPORTED[task].check(run, whole, samples)
+        try:
+            verdict = EXPORTED[task].check(run, whole, samples)
+        except UserError:
+            raise
+        except Exception as error:  # each runtime has its own
+            console.warn(
+                f"{path} is not written: it does not run: {one_line(str(error))}"
+            )
+            return 1
         console.info(verdict.said)
         if not verdict.right:
             console.warn(f"{path} is not written: {verdict.wanted}")

@@ -186,10 +186,17 @@ def test_an_export_that_fails_leaves_no_file(
     said = "export: full/model.pt2: cannot be written: File too large; choose another"
     assert ended.err == f"{said} --output\n"
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
-    monkeypatch.setitem(export.FORMATS, "pt2", lambda *_: (b"", zeros))
-    assert export.main([*pt2, "new/wrong.pt2"]) == 1
-    assert not list(Path("new").iterdir())
-    assert "is not written" in " ".join(capsys.readouterr().out.split())
+    for run, said in (zeros, "differ by 1%"), (refuses, "does not run: no such shape"):
+        monkeypatch.setitem(export.FORMATS, "pt2", lambda *_, run=run: (b"", run))
+        assert export.main([*pt2, "new/wrong.pt2"]) == 1
+        assert not list(Path("new").iterdir())
+        out = " ".join(capsys.readouterr().out.split())
+        assert "is not written" in out and said in out
+
+
+def refuses(batch: np.ndarray) -> list[np.ndarray]:
+    """Fail as a runtime does whose file does not fit its input."""
+    raise RuntimeError("no such shape")
 
 
 def zeros(batch: np.ndarray) -> list[np.ndarray]:
