@@ -244,6 +244,7 @@ def train(
             compared=compared(),
             pixels=pixels,
             resumed_at=resume.resumed_at,
+            evaluated=start.used,
             classes=train_set.classes,
             timeline=TIMELINE,
         )
@@ -308,7 +309,7 @@ def train(
                 checkpoints=checkpoints,
                 failures=failures["val"],
                 report=reporter,
-                of_average=start.of_average,
+                of_average=start.used.get("of") == "average",
             ),
             checkpoints=checkpoints,
             failures=failures["train"],

@@ -44,6 +44,7 @@ class Progress:
     step: int = 0  # optimiser steps of the whole run
     best: float = float("-inf")  # the figure of best.pt
     best_epoch: int = -1  # the epoch that it was validated after; -1: there is none
+    best_of: str = ""  # with --ema the weights that it is of, of torch_files.BEST_OF
     stale: int = 0  # validations since then
     dropped: int = 0  # samples that were the tail of an epoch
     samples: int = 0  # rows of all steps
@@ -406,7 +407,8 @@ class Resume:
         """
         progress = self.progress
         if not world.gather((output / "best.pt").is_file())[0]:
-            progress = replace(progress, best=Progress.best, best_epoch=-1, stale=0)
+            none = {"best": Progress.best, "best_epoch": -1, "best_of": ""}
+            progress = replace(progress, **none, stale=0)
         return progress
 
     @property

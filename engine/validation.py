@@ -210,9 +210,10 @@ class Validation:
         if best is not None:
             progress.best = self._figure(results[best])
             progress.best_epoch = -1 if settled.epoch is None else settled.epoch
+            progress.best_of = OF[best] if len(results) > 1 else ""
             progress.stale = 0
             if settled.content is not None:
-                names = ("best", "best_epoch", "stale")
+                names = ("best", "best_epoch", "best_of", "stale")
                 own = {name: getattr(progress, name) for name in names}
                 settled.content["progress"] |= own
                 settled.content["best_of"] = OF[best]

@@ -26,6 +26,7 @@ from rich.text import Text
 from contracts import Figure, Reported, one_line
 from report import what_if
 from report.advice import Summary, advice, look_up
+from report.summary import EMA
 
 WIDTH = 80
 """Columns of the table, and of plain output."""
@@ -37,6 +38,11 @@ EXPORTED = ("classification", "detection", "video")
 """Tasks that scripts.export takes."""
 BEYOND_BOXES = ("maskrcnn", "keypointrcnn")
 """Begins the detectors that it does not take: its files have no masks and no keypoints."""
+WEIGHTS = {
+    "network": "the network's own weights, not their average (--ema)",
+    "average": "the average of the weights (--ema), as predictions are",
+}
+"""What a checkpoint with an average is of, in words."""
 
 
 class Terminal(RichConsole):
@@ -298,26 +304,43 @@ def rows(summary: Summary, task: Reported) -> list[tuple[str, str]]:
     """
     validation = summary.get("validation") or {}
     titled = [figure for figure in task.figures if figure.title]
-    values = [
-        (figure.title, _metric(figure, validation[figure.name]))
-        for figure in titled
-        if figure.name in validation
-    ] or [(titled[0].title, "-")]
-    (name, value), *others = values
-    if others:
-        value += f"   ({'   '.join(f'{name} {value}' for name, value in others)})"
-    if "samples" in validation:
-        value += f"   of {validation['samples']:,} samples"
-    lines = [(name, value)]
+    average = {
+        name.removeprefix(EMA): value
+        for name, value in validation.items()
+        if name.startswith(EMA)
+    }
+    of = look_up(summary, "evaluated.of")
+    lines = [_validated(titled, validation, "network" if average else "")]
+    if average:
+        lines.append(_validated(titled, average, "average"))
+        if of == "average":
+            lines.reverse()
+        if of:
+            lines.append(("checkpoint is of", WEIGHTS[of]))
     # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
     if look_up(summary, "rate.steady") is None and "samples" in validation:
         return lines
     if best := summary.get("best"):
         after = f" after epoch {best['epoch']}" if best.get("epoch") else ""
+        after += f", of the {best['of']}" if best.get("of") else ""
         metric = _metric(titled[0], best["value"])
         lines.append(("best", f"{metric}{after}: {best['checkpoint']}"))
     lines += [(line.name, line.text(summary)) for line in LINES]
     return [(name, value) for name, value in lines if value]
+
+
+def _validated(titled: Sequence[Figure], found: Summary, of: str) -> tuple[str, str]:
+    """Return the line of a pass over the validation set, with --ema `of` the network or the average."""
+    (name, value), *others = [
+        (figure.title, _metric(figure, found[figure.name]))
+        for figure in titled
+        if figure.name in found
+    ] or [(titled[0].title, "-")]
+    if others:
+        value += f"   ({'   '.join(f'{name} {value}' for name, value in others)})"
+    if "samples" in found:
+        value += f"   of {found['samples']:,} samples"
+    return f"{name} of {of}" if of else name, value
 
 
 def _with_spread(summary: Summary, path: str, name: str) -> str:

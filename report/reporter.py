@@ -31,7 +31,7 @@ from report.hardware import (
 from report.meter import Meter, bound, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
-from report.summary import PHASES
+from report.summary import EMA, PHASES
 from report.tensorboard import (
     GLANCE,
     PAGES,
@@ -72,6 +72,7 @@ class Reporter:
         compared: Sequence[str],
         pixels: Pixels,
         resumed_at: int | None,
+        evaluated: Mapping[str, str] | None = None,
         classes: Sequence[str] = (),
         timeline: Timeline | None = None,
     ) -> None:
@@ -79,6 +80,7 @@ class Reporter:
 
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
         `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
+        `evaluated`: the `checkpoint` that is evaluated, and which weights it is `of`, average or network.
         `timeline` gets a mark at the first step.
         """
         here = world.rank == 0
@@ -90,6 +92,7 @@ class Reporter:
         self._pixels = pixels
         self._classes = classes
         self._resumed_at = resumed_at or 0
+        self._evaluated = evaluated or {}
         self._timeline = timeline or Timeline()
         self._record = Record(output, enabled=here, resume_step=resumed_at)
         self._record.file("config.yaml", description["config"].encode())
@@ -315,7 +318,7 @@ class Reporter:
         of_weights = summary.figures_of(result)
         of_average = summary.figures_of(averaged or {})
         self._validation = of_weights | {
-            f"ema_{name}": value for name, value in of_average.items()
+            EMA + name: value for name, value in of_average.items()
         }
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
@@ -328,7 +331,7 @@ class Reporter:
         line = {"epoch": epoch, **self._validation, "failed": result["failed"]}
         self._record.point("val", step, line)
         names = [figure.name for figure in self._task.figures]
-        names += [f"ema_{name}" for name in names] if averaged else []
+        names += [EMA + name for name in names] if averaged else []
         row = {
             "epoch": epoch,
             "step": step,
@@ -402,11 +405,13 @@ class Reporter:
         """
         self._finished = finished
         step = progress["step"]
+        first = self._task.figures[0]
         trained = {
             "finished": finished,
             **summary.trained(progress, failed),
             "early_stop": self._early_stop,
-            **summary.best(progress, self._task.figures[0], self._record.folder),
+            **summary.best(progress, first, self._record.folder),
+            **summary.evaluated(self._evaluated, self._validation or {}, first),
         }
         values = None
         if finished and not self._meter.total_samples():
@@ -417,7 +422,7 @@ class Reporter:
         self._settings(values)
         if self._record.enabled:
             folder = self._record.folder
-            if picture := curves.png(folder, values, self._task.figures[0]):
+            if picture := curves.png(folder, values, first):
                 self._record.file(curves.RESULTS, picture)
         if finished:
             self._tell_rate(values, step=step)

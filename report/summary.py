@@ -39,6 +39,8 @@ LATE = slice(1000, 1100)
 """Steps whose medians are compared: a loader that takes memory for long is slow in the first of them."""
 NO_LOSS = {"step", "lr", "grad_norm", "loss_scale"}
 """Entries of a point of training beside the loss and its terms."""
+EMA = "ema_"
+"""Begins the names of the average's figures (--ema) beside the network's."""
 DETECTION = ("instances_per_image", "padding")
 """Keys by which tasks/detection.py describes its plan; told apart, beside the rate of instances."""
 
@@ -176,14 +178,30 @@ def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def best(progress: Mapping[str, Any], figure: Figure, folder: Path) -> dict[str, Any]:
-    """Return the best validation of a run as `best`: figure, value, epoch from 1, path; {} without one."""
+    """Return the best validation of a run as `best`: figure, value, epoch from 1, path, and with --ema which
+    weights it is of; {} without one.
+    """
     path = folder / "best.pt"
     value = progress.get("best", -np.inf)
     if not np.isfinite(value) or not path.exists():
         return {}
     epoch = progress.get("best_epoch", -1) + 1
     found = {"figure": figure.name, "value": value, "epoch": epoch or None}
-    return {"best": {**found, "checkpoint": str(path)}}
+    of = {"of": progress["best_of"]} if progress.get("best_of") else {}
+    return {"best": {**found, **of, "checkpoint": str(path)}}
+
+
+def evaluated(
+    used: Mapping[str, str], validation: Mapping[str, Any], figure: Figure
+) -> dict[str, Any]:
+    """Return as `evaluated` what `best` has of a run, of the `checkpoint` that was evaluated and the weights
+    that it is `of`; {} without one.
+    """
+    if not used:
+        return {}
+    name = (EMA if used["of"] == "average" else "") + figure.name
+    found = {"figure": figure.name, "value": validation.get(name)}
+    return {"evaluated": {**found, **used}}
 
 
 def mean(values: Sequence[float]) -> float | None:

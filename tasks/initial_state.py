@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ class Start:
     origin: str
     # the classes of the checkpoint that is evaluated; () where there is none
     trained: tuple[str, ...]
-    # answers and files are of the checkpoint's average, and not of its network
-    of_average: bool = False
+    # the `checkpoint` that is used, and which weights it is `of`; {}: there is none
+    used: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -80,13 +80,14 @@ class Start:
                 trained=(),
             )
         config, told = _evaluated(checkpoint, config, given, origin)
+        averaged = torch_files.meant(checkpoint) == torch_files.AVERAGE
         return cls(
             config=config,
             told=told,
             weights=str(path),
             origin=origin,
             trained=tuple(checkpoint["classes"]),
-            of_average=torch_files.meant(checkpoint) == torch_files.AVERAGE,
+            used={"checkpoint": str(path), "of": "average" if averaged else "network"},
         )
 
     def native(self, registry: Registry, arch: str) -> Native:

@@ -86,7 +86,13 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     assert predicted == probabilities(whole / "val_predictions.csv")
     resume = ("--resume", whole / "last.pt", "--output evaluated --evaluate")
     train("--data", pictures, *resume).done()
-    again = summary(train.cwd / "evaluated")["validation"]
+    found = summary(train.cwd / "evaluated")
+    again = found["validation"]
     for name in ("loss", "ema_loss"):
         assert again[name] == told[name]
     assert again["loss"] != again["ema_loss"]
+    of = {"of": "average", "checkpoint": str(whole / "last.pt")}
+    figure = {"figure": "top1", "value": again["ema_top1"]}
+    assert found["evaluated"] == of | figure
+    own = summary(whole)["best"]
+    assert (own["of"], own["value"]) == (better, best["progress"]["best"])

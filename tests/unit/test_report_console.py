@@ -164,6 +164,32 @@ def test_the_command_to_export_is_there_for_what_is_exported(
         assert ("export:" in stream.getvalue()) == (task in EXPORTED and boxes)
 
 
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ("average", "the average of the weights (--ema), as predictions are"),
+        ("network", "the network's own weights, not their average (--ema)"),
+    ],
+)
+def test_an_evaluation_begins_with_what_its_checkpoint_is_of(
+    of: str, said: str
+) -> None:
+    both = {"top1": 0.25, "samples": 8, "ema_top1": 0.5, "ema_samples": 8}
+    lines = [
+        ("top-1 of network", "25.00%   of 8 samples"),
+        ("top-1 of average", "50.00%   of 8 samples"),
+    ]
+    evaluated = {"validation": both, "evaluated": {"of": of}}
+    told = rows(evaluated, KIND)
+    assert told[:2] == lines[:: 1 if of == "network" else -1]
+    assert told[2] == ("checkpoint is of", said)
+    # of a run the last validation is the network's, and best.pt may be of the other one
+    best = SUMMARY["best"] | {"of": "average"}
+    trained = rows(SUMMARY | {"validation": both, "best": best}, KIND)
+    assert trained[:2] == lines
+    assert trained[2][1].startswith("92.00% after epoch 7, of the average: ")
+
+
 def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
     nothing: dict[str, Any] = {
         "rate": None,
