@@ -258,7 +258,7 @@ class Console:
             self._print(f"run folder:   {folder}")
             if pictures := sorted(path.name for path in folder.glob("*.png")):
                 self._print(f"pictures:     {', '.join(pictures)}")
-            best = look_up(summary, "best.checkpoint")
+            best = summary.get("checkpoint")
             if best and task.predicts:
                 best = shlex.quote(best)
                 if ":" in summary["arch"]:  # a file of weights has no code run

@@ -413,6 +413,7 @@ class Reporter:
             **summary.best(progress, first, self._record.folder),
             **summary.evaluated(self._evaluated, self._validation or {}, first),
         }
+        trained["checkpoint"] = summary.checkpoint(trained, self._record.folder)
         values = None
         if finished and not self._meter.total_samples():
             values = self._of_earlier_part(trained)

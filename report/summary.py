@@ -204,6 +204,15 @@ def evaluated(
     return {"evaluated": {**found, **used}}
 
 
+def checkpoint(values: Mapping[str, Any], folder: Path) -> str | None:
+    """Return the path of the checkpoint that the next commands take: what was evaluated, best.pt or last.pt."""
+    for part in ("evaluated", "best"):
+        if part in values:
+            return str(values[part]["checkpoint"])
+    last = folder / "last.pt"
+    return str(last) if values["steps"] and last.exists() else None
+
+
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean; None of nothing."""
     return float(np.mean(values)) if values else None

@@ -36,6 +36,7 @@ SUMMARY: dict[str, Any] = {
     "samples_failed": [3, 5],
     "task": "classification",
     "best": {"value": 0.92, "epoch": 7, "checkpoint": "some runs/latest/best.pt"},
+    "checkpoint": "some runs/latest/best.pt",
     "samples": 7920,
     "samples_dropped": 80,
     "early_stop": {"epoch": 9, "best_epoch": 7, "validations": 2},

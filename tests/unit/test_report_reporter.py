@@ -99,6 +99,20 @@ def test_a_validation_is_said_kept_and_a_row(told: Told) -> None:
     assert (row["top1"], row["ema_top1"]) == ("0.5", "0.625")
 
 
+def test_the_checkpoint_that_comes_next(tmp_path: Path) -> None:
+    """It is what was evaluated, else best.pt, else last.pt of a run that has trained."""
+    ended: dict[str, Any] = {"steps": 3}
+    assert summary.checkpoint(ended, tmp_path) is None
+    (tmp_path / "last.pt").touch()
+    last = str(tmp_path / "last.pt")
+    assert summary.checkpoint(ended, tmp_path) == last
+    assert summary.checkpoint({"steps": 0}, tmp_path) is None, "--evaluate --weights"
+    ended["best"] = {"checkpoint": "best.pt"}
+    assert summary.checkpoint(ended, tmp_path) == "best.pt"
+    ended["evaluated"] = {"checkpoint": last}
+    assert summary.checkpoint(ended, tmp_path) == last
+
+
 def test_a_row_behind_a_resume_has_what_was_before_the_stop(tmp_path: Path) -> None:
     record = Record(tmp_path)
     for step, losses in ((1, [9.0]), (3, [math.nan, 3.0]), (4, [5.0]), (5, [7.0])):
