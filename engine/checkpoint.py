@@ -439,22 +439,23 @@ class Resume:
         content = world.first(lambda: self.content or read(path))
         trained = content["classes"]
         anew = "" if self.evaluate else f"; {WEIGHTS_ALONE}"
+        flags = [] if self.evaluate else _of_data(content["config"], config)
+        because = f": {', '.join(flags)}{anew}" if flags else anew
         # two tasks may have one architecture and the same classes, and their figures cannot be compared
         compared = [
             ("task", content["config"].get("task", task), task, anew),
             ("architecture", content["arch"], arch, ""),
-            ("number of classes", len(trained), len(classes), anew),
-            *(("a class", *pair, anew) for pair in zip(trained, classes, strict=False)),
+            ("number of classes", len(trained), len(classes), because),
+            *(
+                ("a class", *pair, because)
+                for pair in zip(trained, classes, strict=False)
+            ),
         ]
         if not self.evaluate:
-            scanned = {
-                n: config.get(n) for n, f in FACTS.items() if f.resume == "scanned"
-            }
-            others = _differ(content["config"], scanned)
-            flags = [f"--{other.replace('_', '-')}" for other in others]
-            why = " or ".join([*flags, "files were added, removed or changed since"])
-            of_data = "training data (manifest fingerprint)"
-            compared.append((of_data, content["manifest"], manifest, f": {why}{anew}"))
+            files = f": files were added, removed or changed since{anew}"
+            what = "training data (manifest fingerprint)"
+            why = because if flags else files
+            compared.append((what, content["manifest"], manifest, why))
         for what, there, here, instead in compared:
             if there != here:
                 values = f"{there!s:.60} in the checkpoint, {here!s:.60} in this run"
@@ -527,7 +528,7 @@ class Resume:
         compared = {
             name: value
             for name, value in config.items()
-            if FACTS[name].resume != "free"
+            if FACTS[name].resume in ("named", "scanned")
         }
         if compared.get("loader") == "auto":  # keeps the checkpoint's
             del compared["loader"]
@@ -538,8 +539,24 @@ def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the settings that are otherwise now, such as 'lr 0.1 -> 1.0'; those that `before` has not are
     left out.
     """
-    differ = [name for name in now if name in before and before[name] != now[name]]
-    return [f"{name} {before[name]} -> {now[name]}" for name in differ]
+    return [f"{name} {there} -> {here}" for name, there, here in _others(before, now)]
+
+
+def _others(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    both = [(name, before[name], now[name]) for name in now if name in before]
+    return [(name, there, here) for name, there, here in both if there != here]
+
+
+def _of_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """List the flags by which the data set may be another one, such as '--val-share 0.2 -> 0.4'."""
+    said = {"scanned": " {} -> {}", "located": ""}  # a URL may hold a key
+    return [
+        f"--{name.replace('_', '-')}" + said[FACTS[name].resume].format(there, here)
+        for name, there, here in _others(before, now)
+        if FACTS[name].resume in said
+    ]
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -15,12 +15,12 @@ class Superres(Settings):
 
     facts: ClassVar[Facts] = Facts(tasks=("superres",))
 
-    scale: Annotated[int, Field(ge=2, le=8)] = 2
+    scale: Annotated[int, Field(ge=2, le=8)] = setting(2, resume="scanned")
     """How many times as high and wide the network makes an image."""
-    patch_size: Side | None = setting(None, evaluation="free")
+    patch_size: Side | None = setting(None, resume="scanned", evaluation="free")
     """Training: side of the large patches in pixels, a multiple of --scale. Images that are smaller are left
     out, by name. Default: what the architecture's paper trains on."""
-    patches_per_image: PositiveInt = setting(1, evaluation="free")
+    patches_per_image: PositiveInt = setting(1, resume="scanned", evaluation="free")
     """Training: patches that an epoch has of each image. Where an image can only be decoded whole, as a PNG,
     it is decoded once for them; they lie in different batches of a block of 128 images."""
     turns: bool = setting(True, evaluation="free")

@@ -32,12 +32,13 @@ class Facts:
     and not 0."""
     changes_rate: bool = True
     """The rate of step or loader may depend on it: what was measured with another value does not hold."""
-    resume: Literal["named", "free", "scanned"] = "named"
+    resume: Literal["named", "free", "scanned", "located"] = "named"
     """What a resumed run says of a change.
 
     named: the change is named
     free: it is not
-    scanned: it is named, also as a reason why the data set's columns differ
+    scanned: it is named, also as the reason why the data set's columns differ
+    located: the flag is named as that reason alone
     """
     evaluation: Literal["checkpoint", "free", "own", "unused"] = "checkpoint"
     """Whose value an evaluation has.

@@ -34,6 +34,7 @@ FITS: dict[str, Any] = {
 }
 CONFIG: dict[str, Any] = {"optimizer": "sgd", "task": "classification"}
 CONFIG |= {"max_pixels": 9999, "trust_list": False}
+CONFIG |= {"data": "/a", "val_share": 0.2, "label_key": None}
 CONTENT: dict[str, Any] = {
     **FITS,
     "model": {"weight": torch.arange(1000.0), "steps": torch.tensor(3)},
@@ -138,7 +139,15 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(
         ({"manifest": "d4"}, "fingerprint.* is a1b2c3 .*, d4 in this run: files were"),
         (
             {"manifest": "d4", "config": CONFIG | {"max_pixels": 64}},
-            "d4 in this run: --max-pixels 9999 -> 64 or files were added",
+            "d4 in this run: --max-pixels 9999 -> 64; --weights",
+        ),
+        (
+            {"manifest": "d4", "config": CONFIG | {"val_share": 0.4, "data": "/b?key"}},
+            "d4 in this run: --data, --val-share 0.2 -> 0.4; --weights",
+        ),
+        (
+            {"classes": ["ant"], "config": CONFIG | {"label_key": "the_kind"}},
+            "classes is 3 .*, 1 in this run: --label-key None -> the_kind; --weights",
         ),
     ],
 )
@@ -148,6 +157,24 @@ def test_a_mismatch_prints_both_values(
     said = refusal(written, **fits)
     assert re.search(both, said), said
     assert "in the checkpoint" in said and "in this run" in said
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "source exif val-share val-seed multi-label lmdb-label label-key max-pixels",
+        "scale patch-size patches-per-image data trust-list",
+    ],
+)
+def test_flags_that_make_another_data_set_are_named(flags: str, written: Path) -> None:
+    names = {flag.replace("-", "_"): flag for flag in flags.split()}
+    other = {**CONTENT, "config": CONFIG | dict.fromkeys(names, "a_b")}
+    checkpoint.write(written, other)
+    config = CONFIG | dict.fromkeys(names, "b_a")
+    said = refusal(written, manifest="d4", config=config)
+    for flag in names.values():
+        assert f"--{flag}" in said, flag
+    assert "a_b -> b_a" in said and "files" not in said
 
 
 def test_other_parameters_were_trained() -> None:
