@@ -54,6 +54,12 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     )
 
 
+def counted(count: int, noun: str) -> str:
+    """Say a number of things: '1 class', '1,200 classes'."""
+    ending = "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{count:,} {noun}{ending * (count != 1)}"
+
+
 class UserError(Exception):
     """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2.
 

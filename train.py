@@ -111,9 +111,7 @@ def train(
         TIMELINE.mark("data")
         train_set = splits["train"].columns
         plan, val_plan = kind.plans(sized, splits, native, seed=run.seed, **world.place)
-        opt, told = schedules.of_plan(
-            sized.optimisation, plan, 0 if run.evaluate else sized.loading.batch_size
-        )
+        opt, told = schedules.of_plan(sized.optimisation, plan)
         task, val_task = kind.tasks(config, splits, AUXILIARY_WEIGHTS.get(arch, 0.0))
         shape = plan.sample_shape
         # cuDNN's search begins anew with each shape
@@ -221,6 +219,15 @@ def train(
             synchronise=world.synchronise,
             stage_seconds=loader.stage_seconds if loader else None,
         )
+        limits = {"loaders": choice.told(kind.unit)}
+        if not run.evaluate:
+            limits |= schedules.limits(
+                plan,
+                opt,
+                asked=sized.loading.batch_size,
+                repeats=config.augmentation.repeats,
+                val_every=run.val_every if config.data.data else 0,
+            )
         about |= {
             "rejected": rejected(splits),
             "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda"),
@@ -238,7 +245,12 @@ def train(
             console=console,
             meter=meter,
             description=describe(
-                config, about, loader=loader, world=world, cores=cores()
+                config,
+                about,
+                limits=limits,
+                loader=loader,
+                world=world,
+                cores=cores(),
             ),
             task=kind,
             compared=compared(),
@@ -249,13 +261,8 @@ def train(
             timeline=TIMELINE,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
-        console.info(
-            *choice.told(kind.unit),
-            *(loader.notes if loader else ()),
-            *start.told,
-            *told,
-        )
-        console.info(*graphs.told, *recipe(config, arch))
+        notes = loader.notes if loader else ()
+        console.info(*notes, *start.told, *told, *recipe(config, arch))
         resume.tell(
             reporter,
             config=config.flat(),

@@ -59,22 +59,18 @@ class Choice:
     measured: Measured = field(default_factory=dict)
     seconds: float = 0.0  # that measuring took in this run
 
-    def told(self, unit: str) -> tuple[str, ...]:
-        """Return a line for each loader that was measured, the chosen one's first."""
-        if self.how == "checkpoint":
-            return (f"--loader auto: {self.loader}, as in the checkpoint",)
-        before = ", as measured before" if self.how == "kept" else ""
+    def told(self, unit: str) -> str:
+        """Say what was measured of each loader, of the chosen one first; "" where nothing was."""
+        if not self.measured:
+            return ""
         names = sorted(self.measured, key=lambda name: name != self.loader)
-        lines = [
-            f"--loader auto{before}: {_line(name, self.measured[name], unit)}"
-            for name in names
-        ]
-        rates = [its.get("rate", 0.0) for its in self.measured.values()]
-        if lines and self.measured[self.loader]["rate"] < max(rates):
-            lines[0] += (
-                f", taken: rates within {ALIKE:.0%} count as equal, and it comes first"
-            )
-        return tuple(lines)
+        ran = {name: _line(self.measured[name]) for name in names}
+        rates = {n: its["rate"] for n, its in self.measured.items() if "rate" in its}
+        told = ", ".join(f"{name} {ran.pop(name)}" for name in names if name in rates)
+        parts = [f"{told} {unit} with the step"]
+        if rates[self.loader] < max(rates.values()):
+            parts.append(f"rates within {ALIKE:.0%} count as equal")
+        return "; ".join([*parts, *(f"{name} {why}" for name, why in ran.items())])
 
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it; `loader_auto` is None where nothing was to be found out."""
@@ -85,12 +81,11 @@ class Choice:
         return {"loader": self.loader, "loader_auto": auto}
 
 
-def _line(name: str, its: Mapping[str, Any], unit: str) -> str:
+def _line(its: Mapping[str, Any]) -> str:
     """Return what was measured of a loader, as a message has it."""
     if "why" in its:
-        return f"{name} {its['why']}"
-    spread = f"{its['min']:,.0f} to {its['max']:,.0f}"
-    return f"{name} {its['rate']:,.0f} {unit} with the step ({spread})"
+        return str(its["why"])
+    return f"{its['rate']:,.0f} ({its['min']:,.0f} to {its['max']:,.0f})"
 
 
 def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -192,7 +187,7 @@ def choose(
             slowest_s = max(slowest_s, _agreed(time.perf_counter() - began, world) - at)
     rates = {name: its["rate"] for name, its in measured.items() if "rate" in its}
     if not rates:
-        why = "; ".join(_line(name, its, "") for name, its in measured.items())
+        why = "; ".join(f"{name} {_line(its)}" for name, its in measured.items())
         raise UserError(f"--loader auto: {why}")
     enough = (1 - ALIKE) * max(rates.values())
     fastest = next(name for name in names if rates.get(name, 0.0) >= enough)

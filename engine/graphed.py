@@ -120,18 +120,6 @@ class Outcome:
     # phases of an eager step, measured before
     warm_up_ms: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def told(self) -> tuple[str, ...]:
-        """Return the line to say where a GPU's steps stay eager though nobody asked for that."""
-        unasked = (
-            self.why_not
-            and torch.cuda.is_available()
-            and not self.why_not.startswith("--")
-        )
-        return (
-            (f"steps are launched kernel by kernel: {self.why_not}",) if unasked else ()
-        )
-
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it."""
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from contracts import Plan
+from contracts import Plan, counted
 from settings.optimisation import Optimisation
 
 
@@ -31,15 +31,10 @@ def settled(
     return optimisation.model_copy(update=changed), told
 
 
-def of_plan(
-    optimisation: Optimisation, plan: Plan, asked: int
-) -> tuple[Optimisation, list[str]]:
-    """Return what `settled` does for the epochs of a plan, with a line where samples are left out or a batch
-    is another than was `asked` for; 0 where nothing is trained.
-    """
+def of_plan(optimisation: Optimisation, plan: Plan) -> tuple[Optimisation, list[str]]:
+    """Return what `settled` does for the epochs of a plan."""
     a_step = plan.global_batch_size
-    chosen, told = settled(optimisation, plan.steps() * a_step, a_step)
-    return chosen, [*told, *(_epoch_told(plan, asked) if asked else ())]
+    return settled(optimisation, plan.steps() * a_step, a_step)
 
 
 def facts(plan: Plan) -> dict[str, int]:
@@ -47,23 +42,50 @@ def facts(plan: Plan) -> dict[str, int]:
     return {"batch_size": plan.batch_size, "epoch_steps": plan.steps()}
 
 
-def _epoch_told(plan: Plan, asked: int) -> list[str]:
-    samples = plan.samples
-    steps = plan.steps()
+def limits(
+    plan: Plan, optimisation: Optimisation, *, asked: int, repeats: int, val_every: int
+) -> dict[str, str]:
+    """Return by their titles what a run says, before it begins, of samples that an epoch leaves out, of a
+    batch that is another than was `asked` for, and of what may end it early. `repeats` is --repeats,
+    `val_every` --val-every.
+    """
+    samples, steps = plan.samples, plan.steps()
+    a_step = plan.global_batch_size
     # a sample that repeats may take the place of others
-    what = "samples" if plan.views == 1 else "rows"
+    what = "sample" if plan.views == 1 else "row"
+    told = {}
     if plan.batch_size != asked:
-        return [
-            f"train: --batch-size {asked} -> {plan.batch_size}, in whose {steps} steps an epoch has "
-            f"all {samples:,} {what}"
-        ]
-    dropped = samples - steps * plan.global_batch_size
-    if dropped <= 0:
-        return []
-    return [
-        f"train: an epoch is {steps:,} whole steps of {plan.global_batch_size:,} {what}, and leaves out "
-        f"{dropped:,} of {samples:,} ({dropped / samples:.2%})"
-    ]
+        told["batch size"] = (
+            f"{plan.batch_size} for --batch-size {asked}: an epoch of {counted(steps, 'step')} has all "
+            f"{counted(samples, what)}"
+        )
+    dropped = samples - steps * a_step
+    left_out = []
+    if dropped > 0:
+        left_out.append(
+            f"{dropped:,} of {counted(samples, what)} ({dropped / samples:.2%}) an epoch, which is "
+            f"{counted(steps, 'step')} of {a_step:,}"
+        )
+    if repeats > 1:
+        others = samples - -(-samples // repeats)
+        left_out.append(
+            f"{others:,} of {counted(samples, 'sample')} an epoch, which shows the others {repeats} times (--repeats)"
+        )
+    if left_out:
+        told["left out"] = "; ".join(left_out)
+    ends = []
+    patience = optimisation.patience
+    # the first one is the best so far, and the last one ends the run anyway
+    if patience and 0 < (patience + 1) * val_every < optimisation.epochs:
+        worse = counted(patience, "validation")
+        ends.append(f"after {worse} no better than the best one (--patience)")
+    if optimisation.steps is not None:
+        ends.append(f"after {counted(optimisation.steps, 'step')} (--steps)")
+    if optimisation.seconds is not None:
+        ends.append(f"after {optimisation.seconds:g} s at a steady rate (--seconds)")
+    if ends:
+        told["may end early"] = ", or ".join(ends)
+    return told
 
 
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:

@@ -13,7 +13,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from contracts import Figure, Reported, one_line
+from contracts import Figure, Reported, counted, one_line
 from report import what_if
 from report.advice import Summary, advice, look_up
 from report.summary import EMA
@@ -237,6 +237,16 @@ class Console:
                 if live:
                     progress.stop()
 
+    def begin(self, about: Summary) -> None:
+        """Say a run's title, and in the lines behind it what `auto` has chosen and what the run leaves out.
+
+        `about` is what report.summary.describe returns.
+        """
+        self.info(about["title"])
+        lines = {"chosen by auto": _chosen(about), **about.get("limits", {})}
+        if not self._quiet:
+            self._rows((name, value) for name, value in lines.items() if value)
+
     def result(
         self, summary: Summary, task: Reported, *, folder: Path | None = None
     ) -> None:
@@ -248,11 +258,7 @@ class Console:
         self._print("")
         self._print(" | ".join(str(name) for name in names if name), style="bold")
         self._print("-" * WIDTH)
-        for name, value in rows(summary, task):
-            style = "bold" if name in ("rate", "change first") else ""
-            folded = textwrap.wrap(value, WIDTH - 18, break_on_hyphens=False)
-            for index, line in enumerate(folded):
-                self._print(f"{'' if index else name:<16}  {line}", style=style)
+        self._rows(rows(summary, task))
         self._print("-" * WIDTH)
         if folder is not None:
             self._print(f"run folder:   {folder}")
@@ -271,6 +277,14 @@ class Console:
                     self._print(f"export:       python -m scripts.export {best}")
             parent = shlex.quote(str(folder.parent))
             self._print(f"TensorBoard:  tensorboard --logdir {parent}")
+
+    def _rows(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Print values in a column, behind their names."""
+        for name, value in lines:
+            style = "bold" if name in ("rate", "change first") else ""
+            folded = textwrap.wrap(value, WIDTH - 18, break_on_hyphens=False)
+            for index, line in enumerate(folded):
+                self._print(f"{'' if index else name:<16}  {line}", style=style)
 
     def _print(self, line: str, style: str = "") -> None:
         if self._enabled:
@@ -319,7 +333,8 @@ def rows(summary: Summary, task: Reported) -> list[tuple[str, str]]:
             lines.append(("checkpoint is of", WEIGHTS[of]))
     # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
     if look_up(summary, "rate.steady") is None and "samples" in validation:
-        return lines
+        chosen = _chosen(summary)
+        return [*lines, *([("chosen by auto", chosen)] if chosen else [])]
     if best := summary.get("best"):
         after = f" after epoch {best['epoch']}" if best.get("epoch") else ""
         after += f", of the {best['of']}" if best.get("of") else ""
@@ -404,6 +419,16 @@ def _start(summary: Summary) -> str:
     return f"after {sum(parts.values()):.1f} s ({told})"
 
 
+def _stopped(summary: Summary) -> str:
+    """Say why --patience has ended the run."""
+    stop = summary.get("early_stop")
+    if not stop:
+        return ""
+    worse = counted(stop["validations"], "validation")
+    best = stop["best_epoch"]
+    return f"after epoch {stop['epoch']}: {worse} no better than epoch {best}'s (--patience)"
+
+
 def _dropped(summary: Summary) -> str:
     """Say how many samples were the tails of epochs, too few for a step."""
     dropped = summary.get("samples_dropped")
@@ -415,9 +440,8 @@ def _dropped(summary: Summary) -> str:
 
 def _chosen(summary: Summary) -> str:
     """Say what the settings that were `auto` have become, and why."""
-    measured = look_up(summary, "loader_auto.measured")
     why = {
-        "loader": measured and f"fastest of {len(measured)}",
+        "loader": _why_loader(summary),
         "graphs": summary.get("graphs_off"),
         "precision": "on a GPU" if look_up(summary, "hardware.gpu") else "on a CPU",
     }
@@ -426,6 +450,18 @@ def _chosen(summary: Summary) -> str:
         value = {True: "on", False: "off"}.get(value, value)
         said.append(f"{name} {value}" + (f" ({why[name]})" if why[name] else ""))
     return "; ".join(said)
+
+
+def _why_loader(summary: Summary) -> str:
+    """Say why --loader auto has become what it is."""
+    auto = summary.get("loader_auto") or {}
+    if measured := auto.get("measured"):
+        before = ", as measured before" if auto.get("how") == "kept" else ""
+        return f"fastest of {len(measured)}{before}"
+    if auto:
+        return "as in the checkpoint"
+    alone = len(summary.get("loaders", ())) == 1
+    return "no other one runs here" if alone else "none is measured to evaluate"
 
 
 def _not_decoded(summary: Summary) -> str:
@@ -457,12 +493,7 @@ class Line(NamedTuple):
 COMPUTE = partial(_with_spread, path="ceiling.compute", name="rate")
 LOADER = partial(_with_spread, path="ceiling.loader", name="rate")
 LINES = (
-    Line(
-        "stopped early",
-        "after epoch {epoch} (--patience): {validations} validations no better than {best_epoch}'s",
-        "early_stop",
-        "",
-    ),
+    Line("stopped early", _stopped),
     Line("left out", _dropped),
     Line("not decoded", _not_decoded),
     Line("chosen by auto", _chosen),

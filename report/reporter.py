@@ -42,6 +42,7 @@ from system.timeline import Timeline
 NOT_IN_SUMMARY = (
     "settings",
     "title",
+    "limits",
     "config",
     "log",
     "unit",
@@ -76,7 +77,7 @@ class Reporter:
         classes: Sequence[str] = (),
         timeline: Timeline | None = None,
     ) -> None:
-        """Open the run's files below `output`, and say its title.
+        """Open the run's files below `output`, and say its title, what was chosen and what it leaves out.
 
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
         `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
@@ -144,7 +145,7 @@ class Reporter:
             *PAGES,
         )
         self._board.card(f"{GLANCE}/start_here", rows, self._resumed_at)
-        console.info(description["title"])
+        console.begin(description)
 
     # -- called by the loop ----------------------------------------------------
 

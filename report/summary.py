@@ -49,13 +49,15 @@ def describe(
     config: Config,
     chosen: Mapping[str, Any],
     *,
+    limits: Mapping[str, str],
     loader: Loader | None,
     world: World,
     cores: float,
 ) -> dict[str, Any]:
     """Describe a run before it begins, for its summary: what was `chosen` for it, by name, and where it runs.
 
-    `settings` is its row of the HPARAMS page, `title` the first line that it says, `config` its preset.
+    `settings` is its row of the HPARAMS page, `title` the first line that it says, `limits` what it says
+    behind that, by title, and `config` its preset.
     """
     accumulate = chosen["accumulate"]
     cuda = world.device.type == "cuda"
@@ -70,16 +72,15 @@ def describe(
     if accumulate > 1:
         step += f" x {accumulate}"
     asked = config.flat()
+    trains = not config.run.evaluate
+    named = ("loader", "precision", *(["graphs"] if trains else []))
     auto = {
-        name: about[name]
-        for name in ("loader", "precision", "graphs")
-        if asked[name] == "auto" and name in about
+        name: about[name] for name in named if asked[name] == "auto" and name in about
     }
-    words = [about["arch"]]
-    words += [
-        f"{about[name]}{' (auto)' * (name in auto)}" for name in ("loader", "precision")
-    ]
-    words += [f"{about['image_size']} px", f"{step} samples a step", device]
+    words = [about["arch"], about["loader"], about["precision"]]
+    words += [f"{about['image_size']} px"]
+    words += [f"{step} samples a step"] if trains else []
+    words += [device]
     remote = {"remote": True} if "://" in (config.data.data or "") else {}
     return {
         **about,
@@ -90,6 +91,7 @@ def describe(
         "hardware": hardware(world.device, cores),
         "settings": {**asked, **about, "gpu": device},
         "title": " · ".join(words),
+        "limits": limits,
         "config": as_yaml(config),
         "log": config.run.log,
     }

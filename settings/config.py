@@ -240,10 +240,10 @@ def _check_read(config: Config, before: Config) -> None:
 
 def recipe(config: Config, arch: str) -> list[str]:
     """Return a line for each preset with published settings of the architecture, or for weights that are
-    trained already; [] when one was named."""
-    if config.run.config is not None:
+    trained already; [] when one was named, or where nothing is trained."""
+    if config.run.config is not None or config.run.uses:
         return []
-    if config.model.weights is not None and not config.run.uses:
+    if config.model.weights is not None:
         said = (
             "is for weights that are trained already; these are --help-all's defaults"
         )

@@ -38,8 +38,8 @@ def opened(
     console: Console,
     model: ModelClasses | None = None,
 ) -> dict[str, Split]:
-    """Open {"train": ..., "val": ...}, and say which samples --repeats leaves out. Raises UserError."""
-    found = open_splits(
+    """Open {"train": ..., "val": ...}. Raises UserError."""
+    return open_splits(
         config.data,
         content=content,
         loader=loader,
@@ -50,15 +50,6 @@ def opened(
         model=model,
         console=console,
     )
-    repeats = config.augmentation.repeats
-    if repeats > 1 and not config.run.evaluate:
-        samples = len(found["train"].columns)
-        shown = -(-samples // repeats)
-        console.info(
-            f"train: --repeats {repeats} shows {shown:,} of {samples:,} samples in an epoch, each "
-            f"{repeats} times, and leaves {samples - shown:,} out"
-        )
-    return found
 
 
 def pair(

@@ -125,7 +125,8 @@ def test_the_result_fits_80_columns_and_names_everything(
     for line in (
         "top-1             91.30%   (top-5 99.10%   loss 0.3120)",
         "best              92.00% after epoch 7: some runs/latest/best.pt",
-        "stopped early     after epoch 9 (--patience): 2 validations no better than 7's",
+        "stopped early     after epoch 9: 2 validations no better than epoch 7's",
+        "                  (--patience)",
         "left out          80 samples (1.00%), the tails of epochs: less than a step",
         "chosen by auto    loader dali-gpu (fastest of 2); graphs off (many shapes)",
         "rate              17,907 img/s   (17,100 to 18,020 in 23 windows)",
@@ -141,6 +142,43 @@ def test_the_result_fits_80_columns_and_names_everything(
     ):
         assert f"{line}\n" in text, line
     assert "change first" in text and "each is faster alone" in text
+
+
+def test_a_run_begins_with_what_was_chosen_and_why_and_what_it_leaves_out() -> None:
+    stream = io.StringIO()
+    about = SUMMARY | {
+        "title": "resnet18 · CPU",
+        "limits": {"left out": "few", "a": ""},
+    }
+    Console(stream=stream).begin(about)
+    assert stream.getvalue().splitlines() == [
+        "resnet18 · CPU",
+        "chosen by auto    loader dali-gpu (fastest of 2); graphs off (many shapes)",
+        "left out          few",
+    ]
+    Console(stream=stream, quiet=True).begin(about)
+    assert stream.getvalue().count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        (
+            {"loader_auto": {"how": "kept", "measured": {"a": 1}}},
+            "fastest of 1, as mea",
+        ),
+        (
+            {"loader_auto": {"how": "checkpoint", "measured": {}}},
+            "as in the checkpoint",
+        ),
+        ({"loaders": ["a"]}, "no other one runs here"),
+        ({"loaders": ["a", "b"]}, "none is measured to evaluate"),
+    ],
+)
+def test_what_auto_has_chosen_has_a_reason(about: dict[str, Any], why: str) -> None:
+    evaluated = {"validation": {"top1": 0.5, "samples": 2}, "auto": {"loader": "a"}}
+    (_, (name, value)) = rows(evaluated | about, KIND)
+    assert name == "chosen by auto" and value.startswith(f"loader a ({why}")
 
 
 def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from engine.schedules import learning_rate, of_plan, settled, warmup_warning
+from engine.schedules import learning_rate, limits, settled, warmup_warning
 from settings.optimisation import Optimisation
 
 EPOCHS = 90
@@ -129,17 +129,23 @@ def test_a_warmup_of_steps_lasts_as_many(
     )
 
 
-def test_what_an_epoch_leaves_out_is_told() -> None:
-    for samples, views, batch, said in (
-        (57, 3, 29, "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 rows"),
-        (653, 1, 32, "an epoch is 20 whole steps of 32 samples, and leaves out 13 of"),
-        (640, 1, 32, ""),
+def test_what_a_run_leaves_out_and_when_it_ends_early_is_told() -> None:
+    smaller = "29 for --batch-size 32: an epoch of 2 steps has all 57 rows"
+    repeated = "326 of 653 samples an epoch, which shows the others 2 times (--repeats)"
+    dropped = "13 of 653 samples (1.99%) an epoch, which is 20 steps of 32"
+    for samples, views, batch, repeats, told in (
+        (57, 3, 29, 1, {"batch size": smaller}),
+        (653, 1, 32, 2, {"left out": f"{dropped}; {repeated}"}),
+        (640, 1, 32, 1, {}),
     ):
         steps = samples // batch + (batch != 32)
         plan: Any = SimpleNamespace(samples=samples, views=views, batch_size=batch)
         plan.steps, plan.global_batch_size = lambda steps=steps: steps, batch
-        _, told = of_plan(Optimisation(), plan, 32)
-        assert [line[: len(said) + 7] for line in told] == (
-            [f"train: {said}"] if said else []
-        )
-        assert of_plan(Optimisation(), plan, 0)[1] == []
+        asked = {"asked": 32, "repeats": repeats, "val_every": 1}
+        assert limits(plan, Optimisation(), **asked) == told
+    early = "after 1 validation no better than the best one (--patience), or "
+    for val_every, said in ((1, early), (2, ""), (0, "")):
+        ends = Optimisation(epochs=3, patience=1, steps=1, seconds=4)
+        found = limits(plan, ends, asked=32, repeats=1, val_every=val_every)
+        steps = "after 1 step (--steps), or after 4 s at a steady rate (--seconds)"
+        assert found == {"may end early": said + steps}
