@@ -316,7 +316,7 @@ def train(
                 checkpoints=checkpoints,
                 failures=failures["val"],
                 report=reporter,
-                of_average=start.used.get("of") == "average",
+                of_average=start.of_average,
             ),
             checkpoints=checkpoints,
             failures=failures["train"],

@@ -407,8 +407,9 @@ class Resume:
         """
         progress = self.progress
         if not world.gather((output / "best.pt").is_file())[0]:
-            none = {"best": Progress.best, "best_epoch": -1, "best_of": ""}
-            progress = replace(progress, **none, stale=0)
+            progress = replace(
+                progress, best=Progress.best, best_epoch=-1, best_of="", stale=0
+            )
         return progress
 
     @property

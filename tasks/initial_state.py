@@ -90,6 +90,11 @@ class Start:
             used={"checkpoint": str(path), "of": "average" if averaged else "network"},
         )
 
+    @property
+    def of_average(self) -> bool:
+        """Whether answers and files are of the checkpoint's average, and not of its network."""
+        return self.used.get("of") == "average"
+
     def native(self, registry: Registry, arch: str) -> Native:
         """Return what the architecture was made for, with --image-size, --mean and the like where given.
 

@@ -147,5 +147,5 @@ def test_what_a_run_leaves_out_and_when_it_ends_early_is_told() -> None:
     for val_every, said in ((1, early), (2, ""), (0, "")):
         ends = Optimisation(epochs=3, patience=1, steps=1, seconds=4)
         found = limits(plan, ends, asked=32, repeats=1, val_every=val_every)
-        steps = "after 1 step (--steps), or after 4 s at a steady rate (--seconds)"
-        assert found == {"may end early": said + steps}
+        whole = "after 1 step (--steps), or after 4 s at a steady rate (--seconds)"
+        assert found == {"may end early": said + whole}
