@@ -54,10 +54,11 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     )
 
 
-def counted(count: int, noun: str) -> str:
-    """Say a number of things: '1 class', '1,200 classes'."""
-    ending = "es" if noun.endswith(("s", "x", "ch")) else "s"
-    return f"{count:,} {noun}{ending * (count != 1)}"
+def counted(count: float, noun: str) -> str:
+    """Say a number of things: '1 class', '1,200 classes', '0.5 epochs'."""
+    ending = "es" if noun.endswith(("s", "x", "tch")) else "s"
+    number = f"{count:.3g}" if isinstance(count, float) else f"{count:,}"
+    return f"{number} {noun}{ending * (number != '1')}"
 
 
 class UserError(Exception):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from contracts import UserError
+from contracts import UserError, counted
 from dataset.unlabelled import open_unlabelled
 from engine import memory, precision
 from engine.checkpoint import Resume
@@ -149,7 +149,7 @@ def predict(
             without = f", {len(errors)} of them with an error" if errors else ""
             took = time.perf_counter() - began
             console.info(
-                f"predicted {len(found.names):,} files in {took:.1f} s{without}"
+                f"predicted {counted(len(found.names), 'file')} in {took:.1f} s{without}"
             )
             console.info(*(f"{path}" for path in written))
         world.barrier()  # the files are whole before any rank leaves

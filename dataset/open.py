@@ -451,7 +451,7 @@ def tell_of_classes(
     if expected is None and not counts.all():
         empty = np.flatnonzero(counts == 0)
         console.warn(
-            f"{name}: {len(empty)} of {len(columns.classes)} classes have no {noun}, "
+            f"{name}: no {noun} for {len(empty)} of {len(columns.classes)} classes, "
             f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Split, UserError
+from contracts import Array, Split, UserError, counted
 from dataset.images.columns import COLUMNS, Images
 from dataset.scan.manifest import printable
 from dataset.stores.folder import Folder
@@ -106,7 +106,7 @@ def parted(
     for name, chosen in (("train", ~of_val), ("val", of_val)):
         if not chosen.any():
             raise UserError(
-                f"--val-share {share:g}: {len(columns)} images leave none for {name}; another share"
+                f"--val-share {share:g}: of {counted(len(columns), 'image')} none is left for {name}; another share"
             )
         part = Part.of(columns, np.flatnonzero(chosen))
         source = Folder(part, whole.source.read_delay_s)
@@ -120,7 +120,7 @@ def parted(
     if len(shown) > SHOWN:
         shares = val / (train + val)
         details = f"of a class {shares.min():.1%} to {shares.max():.1%}"
-    told = f"--val-share {share:g}: {train.sum():,} images train, {val.sum():,} validate ({details})"
+    told = f"--val-share {share:g}: {counted(train.sum(), 'image')} to train, {val.sum():,} to validate ({details})"
     mistakes = []
     for split, of_class in counts.items():
         empty = [shown[place] for place in np.flatnonzero(of_class == 0)]

@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import nn
 
-from contracts import Figure, UserError
+from contracts import Figure, UserError, counted
 from engine import optimizers, unkillable
 from engine.distributed import ProcessWorld
 from engine.step import Step
@@ -514,7 +514,7 @@ class Resume:
         before = self.content.get("samples_a_step") or samples_a_step
         if before != samples_a_step and not self.evaluate:
             report.warn(
-                f"--resume: a step had {before} samples and has {samples_a_step} now, for the same learning "
+                f"--resume: a step had {counted(before, 'sample')} and has {samples_a_step} now, for the same learning "
                 f"rate: --global-batch-size {before} keeps them with any number of ranks"
             )
         begun = self.content.get("ordering", ordering)

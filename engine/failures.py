@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts import UserError
+from contracts import UserError, counted
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,7 @@ class Failures:
         limit = min(max(10, self.samples // 100), max(self.samples - 1, 0))
         if len(failed) > limit:
             named = ", ".join(self._names(failed)[:3])
-            many = f"{len(failed)} samples of {self.split}"
+            many = f"{counted(len(failed), 'sample')} of {self.split}"
             raise UserError(
                 f"{many} cannot be decoded in this epoch (more than {limit}), such as {named}"
             )

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError
+from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError, counted
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote, leave, leave_within
@@ -121,7 +121,7 @@ class Training:
             leave_within(CLOSING_S, code)
             return code
         if self.run.evaluate and self.validation.not_finite:
-            count = f"{self.validation.not_finite:,} samples"
+            count = counted(self.validation.not_finite, "sample")
             raise NotFinite(f"--evaluate: the output is no number for {count}")
         return 0
 

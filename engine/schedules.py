@@ -26,7 +26,7 @@ def settled(
         whole, rest = divmod(optimisation.warmup_steps, max(samples // of_a_step, 1))
         changed["warmup_epochs"] = epochs = whole + rest * of_a_step / max(samples, 1)
         told.append(
-            f"--warmup-steps {optimisation.warmup_steps} are a warm-up of {epochs:.3g} epochs"
+            f"--warmup-steps {optimisation.warmup_steps} are a warm-up of {counted(float(epochs), 'epoch')}"
         )
     return optimisation.model_copy(update=changed), told
 
@@ -125,8 +125,8 @@ def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:
         return None
     last = learning_rate(length, optimisation) if length < warmup else optimisation.lr
     return (
-        f"the warm-up of {warmup:g} epochs fills the run of {length:.3g}: the learning rate only rises, to "
-        f"{last:.3g} of --lr {optimisation.lr:g}; a shorter --warmup-epochs leaves time to train"
+        f"the warm-up of {counted(float(warmup), 'epoch')} fills the run of {length:.3g}: the learning rate only "
+        f"rises, to {last:.3g} of --lr {optimisation.lr:g}; a shorter --warmup-epochs leaves time to train"
     )
 
 

@@ -203,7 +203,7 @@ class Agent:
         key = f"{self.generation}/world"
         is_named = self.store.compare_set(key, "", world).decode() == world
         if is_named and not is_first:
-            say(f"{FLAG}: {len(members)} of {self.size} ranks go on")
+            say(f"{FLAG}: goes on with {len(members)} of {self.size} ranks")
 
     def _trains(self, members: list[str]) -> bool:
         """Fork the trainer. Returns True in there; False in the agent, once the generation is over for it."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Figure, Loader, Plan, Task, UserError
+from contracts import Figure, Loader, Plan, Task, UserError, counted
 from engine import memory
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote
@@ -254,7 +254,7 @@ class Validation:
         """Return how many outputs of a pass were no numbers, and warn of them."""
         count = _not_finite(result)
         if count:
-            of_all = f"{count:,} of {result['samples']:,} samples"
+            of_all = f"{count:,} of {counted(result['samples'], 'sample')}"
             mend = (
                 "" if self.precision == "fp32" else "; does --precision fp32 mend it?"
             )

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts import Batch, Counts, Loader
+from contracts import Batch, Counts, Loader, counted
 from engine.distributed import ProcessWorld
 from engine.stop import SIGNALS, StopRequest, say
 
@@ -235,8 +235,9 @@ class Watch:
             if waits
             else self.world.blame()
         )
-        minutes = f"{self.world.timeout_s / 60:.3g} minutes (--timeout-minutes)"
-        self._leave(1, f"{self.world.named} has not gone on for {minutes}: {why}")
+        minutes = counted(self.world.timeout_s / 60, "minute")
+        said = f"{self.world.named} has not gone on for {minutes} (--timeout-minutes)"
+        self._leave(1, f"{said}: {why}")
 
     def _lost(self, lost: str) -> None:
         code = 1 if self._heard is None else 128 + self._heard[0]

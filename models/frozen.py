@@ -37,7 +37,7 @@ def freeze(module: nn.Module, pattern: str) -> str:
         trained = any(parameter.requires_grad for parameter in own)
         if isinstance(layer, nn.modules.batchnorm._NormBase) and own and not trained:
             layer.register_forward_pre_hook(_keep_statistics)
-    return f"--freeze '{pattern}': {len(frozen)} of {len(names)} parameters are not trained"
+    return f"--freeze '{pattern}' leaves {len(frozen)} of {len(names)} parameters untrained"
 
 
 def _keep_statistics(layer: nn.Module, _: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Fetch, Rows, UserError
+from contracts import Array, Fetch, Rows, UserError, counted
 from plan import bundles, checks, order
 from plan.balance import Balance
 from plan.draws import Purpose, bits, key
@@ -179,9 +179,9 @@ class EpochPlan(ABC):
             fits = f"the largest that fits is --batch-size {largest}"
             fewer = "take fewer ranks, or a smaller --global-batch-size or --accumulate"
             raise UserError(
-                f"--batch-size {self.batch_size} x {self.world_size} ranks "
+                f"--batch-size {self.batch_size} x {counted(self.world_size, 'rank')} "
                 f"x --accumulate {self.accumulate} = {self.global_batch_size} samples a step, "
-                f"but there are {self.samples} training samples; "
+                f"but the data has {counted(self.samples, 'training sample')}; "
                 f"{fits if largest else fewer}"
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from contracts import counted
 from report.meter import too_high
 
 IDLE = 0.6
@@ -57,8 +58,8 @@ def advice(summary: Summary) -> str:
     steps = summary.get("epoch_steps") or FEW_STEPS
     if steps < FEW_STEPS and (look_up(summary, "data_wait.share") or 0) > WORTH:
         return (
-            f"An epoch has {steps} steps, and each begins with a wait for its first batches: measure with more files "
-            "(scripts.link_set), or give an epoch more steps by a smaller --batch-size."
+            f"An epoch has {counted(steps, 'step')}, and begins with a wait for its first batches: measure with "
+            "more files (scripts.link_set), or give an epoch more steps by a smaller --batch-size."
         )
     for one in summary.get("what_if") or []:
         if one["settings"] and one["gain"] > WORTH:

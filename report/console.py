@@ -354,7 +354,7 @@ def _validated(titled: Sequence[Figure], found: Summary, of: str) -> tuple[str, 
     if others:
         value += f"   ({'   '.join(f'{name} {value}' for name, value in others)})"
     if "samples" in found:
-        value += f"   of {found['samples']:,} samples"
+        value += f"   of {counted(found['samples'], 'sample')}"
     return f"{name} of {of}" if of else name, value
 
 
@@ -367,9 +367,8 @@ def _with_spread(summary: Summary, path: str, name: str) -> str:
     spread = section.get("spread")
     if not spread or section.get("short"):
         return said
-    windows = "1 window" if spread["n"] == 1 else f"{spread['n']} windows"
     low, high = number(spread["min"]), number(spread["max"])
-    return f"{said}   ({low} to {high} in {windows})"
+    return f"{said}   ({low} to {high} in {counted(spread['n'], 'window')})"
 
 
 def _frames(summary: Summary) -> str:
@@ -384,7 +383,8 @@ def _fallback(summary: Summary) -> str:
     others = look_up(summary, "clips.fallbacks") or {}
     most_first = sorted(others.items(), key=lambda one: -one[1])
     sorts = "; ".join(f"{count:,} {sort}" for sort, count in most_first)
-    return f"{sum(others.values()):,} clips by pyav instead ({sorts})" if others else ""
+    clips = counted(sum(others.values()), "clip")
+    return f"{clips} by pyav instead ({sorts})" if others else ""
 
 
 def _binds(summary: Summary) -> str:
@@ -435,7 +435,8 @@ def _dropped(summary: Summary) -> str:
     if not dropped:
         return ""
     share = dropped / (dropped + summary["samples"])
-    return f"{dropped:,} samples ({share:.2%}), the tails of epochs: less than a step"
+    samples = counted(dropped, "sample")
+    return f"{samples} ({share:.2%}), the tails of epochs: less than a step"
 
 
 def _chosen(summary: Summary) -> str:
@@ -466,7 +467,7 @@ def _why_loader(summary: Summary) -> str:
 
 def _not_decoded(summary: Summary) -> str:
     failed = summary.get("samples_failed")
-    return f"{len(failed)} samples, see failed.txt" if failed else ""
+    return f"{counted(len(failed), 'sample')}, see failed.txt" if failed else ""
 
 
 class Line(NamedTuple):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Source, Split, UserError
+from contracts import Source, Split, UserError, counted
 from dataset.open import open_splits
 from dataset.stores import source_named
 from report.console import Console
@@ -174,7 +174,7 @@ def _run(options: argparse.Namespace) -> int:
             for name, split in splits.items():
                 with console.counting(name) as say:
                     pack_split(split, name, form, work, say)
-                console.info(f"{name}: {len(split.columns):,} samples")
+                console.info(f"{name}: {counted(len(split.columns), 'sample')}")
     except OSError as error:
         if error.filename is not None:
             raise

@@ -30,7 +30,7 @@ import yaml
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
 from benchmarks.train import words
-from contracts import UserError, one_line
+from contracts import UserError, counted, one_line
 from report import record
 from scripts import (
     demo_set,
@@ -108,7 +108,7 @@ def data_for(
         if kind == "patches":
             patch_set.write(target, PATCHES, count, images=root)
             said = said if root else "drawn textures, since --data is not given"
-            return target, f"{said}, cut into {count:,} patches"
+            return target, f"{said}, cut into {counted(count, 'patch')}"
         if root is None:
             root, said = folder / "drawn", "drawn images, since --data is not given"
             demo_set.write(root, 50, 5, progress=False)

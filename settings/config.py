@@ -15,7 +15,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from contracts import UserError
+from contracts import UserError, counted
 from settings import help
 from settings.augmentation import AugmentationSettings
 from settings.cli import Settings, flag_words, nearest, refusal
@@ -192,8 +192,8 @@ def for_ranks(config: Config, ranks: int) -> Config:
     if rest or not size:
         unit = ranks if samples < ranks * asked else ranks * asked
         raise UserError(
-            f"--global-batch-size {samples}: the {samples / ranks:g} samples of each of {ranks} ranks are no "
-            f"micro-batches of {asked} (--batch-size) to half of it; choose a multiple of {unit}"
+            f"--global-batch-size {samples}: the {samples / ranks:g} samples of each of {counted(ranks, 'rank')} are "
+            f"no micro-batches of {asked} (--batch-size) to half of it; choose a multiple of {unit}"
         )
     batch = {"batch_size": size}
     step = {"accumulate": share // size}

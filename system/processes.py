@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext
 from typing import Any, Generic, TypeVar
 
-from contracts import UserError
+from contracts import UserError, counted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -303,7 +303,7 @@ def results(
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
         return
-    pool = Pool(work, workers, f"{workers} processes")
+    pool = Pool(work, workers, counted(workers, "process"))
     try:
         jobs = deque(pool.submit(item) for item in items)
         while jobs:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from contracts import Batch, Task, UserError
+from contracts import Batch, Task, UserError, counted
 from models import Native, Unusable
 from models._weights import dry_run, suiting
 from system import torch_files
@@ -89,7 +89,8 @@ def read_teacher(
         ]
         example = f": {differs[0]}" if differs else ""
         raise UserError(
-            f"{flag}: it was trained on {len(theirs)} classes, which are not the {len(classes)} of --data{example}"
+            f"{flag}: it was trained on {counted(len(theirs), 'class')}, and not on the {len(classes)} of "
+            f"--data{example}"
         )
     for name in ("mean", "std"):
         seen = content.get("used", {}).get(name)

@@ -328,13 +328,13 @@ def _with_masks(columns: Any, arch: str, console: Console) -> Any:
     without = int(np.count_nonzero(usable & ~drawn))
     if without and not (usable & drawn).any():
         raise UserError(
-            f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
+            f"--arch {arch} learns masks, and no box of {without} to train on has a segmentation; "
             f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
         )
     if without:
         console.warn(
-            f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, "
-            f"and --arch {arch} does not train on them"
+            f"train: --arch {arch} leaves out {without} of {np.count_nonzero(usable)} boxes, "
+            "for want of a segmentation"
         )
     return replace(columns, usable=usable & drawn)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from contracts import Pixels, UserError
+from contracts import Pixels, UserError, counted
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
 from models import Native, Registry, Unusable
@@ -195,7 +195,7 @@ class Start:
         if model.grad_checkpointing and not self.config.run.uses:
             count = recompute_blocks(module, arch)
             self.told.append(
-                f"--grad-checkpointing: {count} blocks compute again in the backward pass"
+                f"--grad-checkpointing: the backward pass computes {counted(count, 'block')} again"
             )
         if model.sync_bn and not self.config.run.uses:
             if not torch.cuda.is_available():

@@ -26,6 +26,7 @@ from contracts import (
     Task,
     UserError,
     World,
+    counted,
 )
 from dataset.model_classes import ModelClasses
 from dataset.open import Console, Content, cache_folder
@@ -337,7 +338,7 @@ class SuperresKind(TaskKind):
             columns = found[name].columns
             how = "made of" if columns.made else "stored beside"
             console.info(
-                f"{name}: {len(columns.images):,} images, the small ones are {how} the large ones"
+                f"{name}: {counted(len(columns.images), 'image')}, the small ones are {how} the large ones"
             )
         (there, *_) = found.values()
         return {name: found.get(name, there) for name in STAND_INS}

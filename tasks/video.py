@@ -162,8 +162,8 @@ class VideoKind(ClassificationKind):
             short = np.count_nonzero(columns.frames < least)
             if short:
                 console.warn(
-                    f"{name}: {short} of {len(columns)} videos are shorter than a clip "
-                    "and show their last frame again"
+                    f"{name}: a clip is longer than {short} of {len(columns)} videos, "
+                    "and shows their last frame again"
                 )
         return splits
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from contracts import Array
+from contracts import Array, counted
 from dataset.scan.manifest import Rejected
 
 UNPRINTED = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -135,7 +135,7 @@ def annotation(entry: Any, *, keypoints: bool) -> Annotation:
     box = _numbers(_field(entry, "bbox"), "bbox")
     crowd = entry.get("iscrowd", 0)
     if len(box) != 4:
-        raise Rejected(f"bbox has {len(box)} numbers, not x y width height")
+        raise Rejected(f"bbox has {counted(len(box), 'number')}, not x y width height")
     area = entry.get("area")
     (area,) = _numbers([box[2] * box[3] if area is None else area], "area")
     if min(box[2], box[3], area) < 0:
@@ -198,7 +198,7 @@ def _polygon(points: Any) -> array[float]:
     numbers = _numbers(points, "segmentation")
     if len(numbers) % 2 or len(numbers) < 6:
         raise Rejected(
-            f"segmentation: a polygon has {len(numbers)} numbers, not an x and a y of at least 3 points"
+            f"segmentation: a polygon has {counted(len(numbers), 'number')}, not an x and a y of at least 3 points"
         )
     if max(map(abs, numbers)) > FARTHEST:
         raise Rejected("segmentation: a point is too far from any image")
@@ -217,7 +217,7 @@ def run_lengths(value: Any) -> tuple[array[int], tuple[int, int]]:
         raise Rejected("segmentation: cannot be decoded") from None
     if height < 1 or sum(runs) != height * width:
         raise Rejected(
-            f"segmentation: its runs are {sum(runs)} pixels long, its size is {_short(size)}"
+            f"segmentation: its runs are {counted(sum(runs), 'pixel')} long, its size is {_short(size)}"
         )
     return runs, (height, width)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import MAX_PIXELS, Array, UserError
+from contracts import MAX_PIXELS, Array, UserError, counted
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import ROW, Annotation, Category, Image, NotCoco
 from dataset.coco.columns import Instances, class_names, mirrored
@@ -332,7 +332,7 @@ class _Images:
                 why += f"; --exif {'stored' if exif == 'shown' else 'shown'} takes it"
             why = self.faults.get(i, why)
             if annotations[i]:
-                why += f"; with {annotations[i]} annotations"
+                why += f"; with {counted(annotations[i], 'annotation')}"
             rejects(entries.shown(self.paths[i]), f"image {self.ids[i]}: {why}")
         headers["size"][~fits] = -1
         return int(turned.sum())

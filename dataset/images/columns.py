@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from contracts import Array, Fetch
+from contracts import Array, Fetch, counted
 from dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
@@ -80,8 +80,9 @@ def told_of_exif(columns: Any, left_out: int = 0) -> str:
     if left_out:
         without = f" and {left_out:,} left out, whose annotations are of the size shown"
     return (
-        f"EXIF asks viewers to turn {turned + left_out:,} of {len(columns.orientation) + left_out:,} images: "
-        f"{turned:,} are taken as they are stored, as torchvision does{without}; --exif shown turns them"
+        f"EXIF asks viewers to turn {turned + left_out:,} of "
+        f"{counted(len(columns.orientation) + left_out, 'image')}: {turned:,} taken as stored, as torchvision "
+        f"does{without}; --exif shown turns them"
     )
 
 

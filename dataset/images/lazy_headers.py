@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import Array, UserError, counted
 from dataset.images import headers
 from dataset.images.columns import Header, Unread
 from dataset.scan.byte_ranges import Entries
@@ -104,7 +104,7 @@ class Headers:
         ]
         if missing and self._pool is None:
             work = Reading(self._columns.folder, self._entries, self._max_pixels)
-            what = f"{self._workers} processes that read headers"
+            what = f"{counted(self._workers, 'process')} for headers"
             self._pool = Pool(work, self._workers, what)
         for first in range(0, len(missing), TOGETHER):
             part = missing[first : first + TOGETHER]

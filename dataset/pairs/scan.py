@@ -10,7 +10,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from contracts import MAX_PIXELS, Array, Split, UserError
+from contracts import MAX_PIXELS, Array, Split, UserError, counted
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.pairs import layouts
@@ -158,8 +158,8 @@ def _partners(high: Images, low: Images, scale: int) -> Array:
         if alone.size:
             size = "large" if columns is low else "small"
             raise UserError(
-                f"--data: {len(alone)} of {len(columns)} images of {high.root} have no {size} one of their "
-                f"name, or of namex{scale}, first {printable(columns.entry(int(alone[0])))}"
+                f"--data: no {size} image of its name, or of namex{scale}, for {len(alone)} of "
+                f"{len(columns)} images of {high.root}, first {printable(columns.entry(int(alone[0])))}"
                 f"{'; ' * bool(other.left_out)}{other.left_out}"
             )
     wrong = np.flatnonzero(
@@ -172,14 +172,15 @@ def _partners(high: Images, low: Images, scale: int) -> Array:
         raise UserError(
             f"--data: {printable(high.entry(one))} has {high.width[one]} x {high.height[one]} pixels and "
             f"{printable(low.entry(other_one))} {low.width[other_one]} x {low.height[other_one]}, which is not "
-            f"one in {scale} ({len(wrong)} such pairs); is --scale another one?"
+            f"one in {scale} ({counted(len(wrong), 'such pair')}); is --scale another one?"
         )
     return small
 
 
 def _too_small(high: Split, images: Array, split: str, least: int) -> str:
     """Return the line that tells of images that are too small, and write their names beside the columns."""
-    message = f"{len(images)} images have a side below {least} pixels and are left out"
+    few = counted(len(images), "image")
+    message = f"{few} left out, with a side below {least} pixels"
     columns = high.columns
     path = columns.folder / f"small-{split}.txt"
     lines = [

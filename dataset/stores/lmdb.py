@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Split, UserError
+from contracts import Array, Split, UserError, counted
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.scan import file_tree
@@ -111,7 +111,7 @@ class Store:
                 if pages * environment.stat()["psize"] > status.st_size:
                     raise UserError(
                         f"--data: {self.file} is cut short, or still being copied: it has "
-                        f"{status.st_size:,} bytes, too few; copy it again (mdb_copy -c, where it is whole)"
+                        f"{counted(status.st_size, 'byte')}, too few; copy it again (mdb_copy -c, where it is whole)"
                     )
             with environment.begin(buffers=True) as transaction:
                 state = (*look, transaction.id())

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
-from contracts import UserError
+from contracts import UserError, counted
 from dataset.scan.manifest import BUCKETS, Rejected, is_url, masked
 from system import processes
 
@@ -235,13 +235,13 @@ def read(url: str, begin: int, length: int) -> bytes:
     def action(system: Any) -> bytes:
         data: bytes = system.cat_file(url, start=begin, end=begin + length)
         if len(data) < length:
-            raise _Short(f"{len(data):,} bytes came of {length:,}")
+            raise _Short(f"{counted(len(data), 'byte')} came of {length:,}")
         return data
 
     data = tried(url, action)
     if len(data) > length:
         raise UserError(
-            f"{masked(url)}: the server answers a request for {length:,} bytes with {len(data):,}; samples "
+            f"{masked(url)}: the server answers a request for {counted(length, 'byte')} with {len(data):,}; samples "
             "are read by ranges: name a server, or a bucket, that knows them"
         )
     return data
@@ -254,7 +254,9 @@ def whole(url: str, size: int) -> bytes:
         # one byte more: an object that grew shows itself
         data: bytes = system.cat_file(url, start=0, end=size + 1)
         if len(data) != size:
-            raise _Short(f"{len(data):,} bytes came, the manifest says {size:,}")
+            raise _Short(
+                f"{counted(len(data), 'byte')} came, the manifest says {size:,}"
+            )
         return data
 
     return tried(url, action)

@@ -76,5 +76,7 @@ def distinct(pts: Array, keys: Array) -> tuple[Array, Array, Flags]:
     times, first = np.unique(pts, return_index=True)
     same = len(pts) - len(times)
     if same > MOST_DAMAGED * len(pts):
-        raise Rejected(f"{same} of {len(pts)} frames have the time of another: {AGAIN}")
+        raise Rejected(
+            f"has {same} of {len(pts)} frames at the time of another: {AGAIN}"
+        )
     return times, keys[first], Flags.DAMAGED if same else Flags(0)

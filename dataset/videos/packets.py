@@ -19,7 +19,7 @@ import av.logging
 import numpy as np
 from av.stream import Discard, Disposition
 
-from contracts import Array
+from contracts import Array, counted
 from dataset.scan.byte_ranges import unreadable
 from dataset.scan.manifest import Rejected
 from dataset.videos.bitstream import (
@@ -287,7 +287,7 @@ def _packets(
     packets = np.array(rows, PACKET)
     damaged = int(packets["damaged"].sum()) + untimed
     if damaged > MOST_DAMAGED * len(rows):
-        raise Rejected(f"damaged: {damaged} of {len(rows)} packets are not whole")
+        raise Rejected(f"damaged in {damaged} of {len(rows)} packets")
     if damaged:
         flags |= Flags.DAMAGED
     # mp4 and AVI: the index has the container's marks
@@ -330,7 +330,8 @@ def _decoded(
         # its packets' times are right, but not in their order: the order of its pictures tells a frame's place
         times = np.sort(packets["pts"])
         if len(times) != len(keys) or not keys[0]:
-            raise Rejected(f"packed B-frames: {len(keys)} frames, {len(times)} packets")
+            both = f"{counted(len(keys), 'frame')}, {counted(len(times), 'packet')}"
+            raise Rejected(f"packed B-frames: {both}")
         if (np.diff(times) <= 0).any():
             raise Rejected("packed B-frames of which several have one time")
         return times, keys, Flags(0)

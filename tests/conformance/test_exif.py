@@ -164,7 +164,7 @@ def test_stored_is_the_default_and_says_what_it_leaves_out(
     assert len(columns) == 8 and len(columns.image_id) == 8
     (line,) = columns.warnings
     assert (
-        "EXIF asks viewers to turn 14 of 16 images: 6 are taken as they are stored"
+        "EXIF asks viewers to turn 14 of 16 images: 6 taken as stored, as torchvision does"
         in line
     )
     assert (

@@ -21,4 +21,4 @@ def test_a_student_knows_what_its_teacher_knows(train: Runner) -> None:
     draw(train.cwd / "other", classes=("blue", "green"), train=8, val=2)
     other = run.replace("data data", "data other")
     line = train(other, here, small, taught, "--output more").mistake()
-    assert "trained on 3 classes, which are not the 2 of --data" in line
+    assert "trained on 3 classes, and not on the 2 of --data" in line

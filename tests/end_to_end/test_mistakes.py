@@ -18,7 +18,7 @@ VALUES = {
     "--arch resnet18 --image-size 8 --batch-size 1": "--batch-size 1 | more than 1 value per channel",
     "--arch fcos_tiny": "--arch got 'fcos_tiny', which is for --task detection",
     "--loader tochvision": "'tochvision' | did you mean torchvision | dali-cpu, dali-gpu, dali-fed",
-    "--batch-size 50 --accumulate 97": "4850 samples a step | there are 96 training samples; take fewer",
+    "--batch-size 50 --accumulate 97": "4850 samples a step | the data has 96 training samples; take fewer",
     "--evaluate": "--evaluate | --resume | --weights",
     "--manifest-dir text": "text | --manifest-dir",
 }

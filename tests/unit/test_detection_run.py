@@ -69,7 +69,7 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(
     said = console[1].getvalue()
     assert said.count("warning") == 1
     assert (
-        "train: 3 of 9 boxes have no segmentation, and --arch maskrcnn_resnet50_fpn does not train on them"
+        "train: --arch maskrcnn_resnet50_fpn leaves out 3 of 9 boxes, for want of a segmentation"
         in said
     )
 
@@ -101,7 +101,7 @@ def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> No
     masks, boxes = "maskrcnn_resnet50_fpn_v2", "fasterrcnn_resnet50_fpn_v2"
     with pytest.raises(
         UserError,
-        match=rf"^--arch {masks} .* none of the 9 boxes .* --arch {boxes} does",
+        match=rf"^--arch {masks} .* no box of 9 .* --arch {boxes} does",
     ):
         kind.splits(config_of(root, arch=masks), "torchvision", console[0])
     kind.splits(config_of(root, arch=boxes), "torchvision", console[0])

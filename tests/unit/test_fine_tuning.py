@@ -19,7 +19,7 @@ from tests.unit.test_classification import batch_of, random, rows
 def test_frozen_layers_stay_as_they_are() -> None:
     module = resnet18(num_classes=3)
     assert freeze(module, "conv1|bn1|layer[123]") == (
-        "--freeze 'conv1|bn1|layer[123]': 45 of 62 parameters are not trained"
+        "--freeze 'conv1|bn1|layer[123]' leaves 45 of 62 parameters untrained"
     )
     before = {name: value.clone() for name, value in module.state_dict().items()}
     module.train()

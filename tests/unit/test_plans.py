@@ -69,7 +69,7 @@ def test_a_validation_batch_is_no_larger_than_the_set(
 def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
     flags = ("--batch-size", "8", "--accumulate", "4")
-    with pytest.raises(UserError, match="there are 3 training samples; take fewer"):
+    with pytest.raises(UserError, match="the data has 3 training samples; take fewer"):
         pair(ImagePlan, config(*flags), splits, POLICY, POLICY, **ALONE)
     pair(
         ImagePlan,

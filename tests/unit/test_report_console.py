@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from contracts import counted
 from report.console import Bar, Console, rows
 from scripts.export import EXPORTED
 from tasks import TASKS
@@ -227,6 +228,25 @@ def test_an_evaluation_begins_with_what_its_checkpoint_is_of(
     trained = rows(SUMMARY | {"validation": both, "best": best}, KIND)
     assert trained[:2] == lines
     assert trained[2][1].startswith("92.00% after epoch 7, of the average: ")
+
+
+def test_of_one_thing_there_is_no_plural() -> None:
+    one = {"samples_dropped": 1, "samples": 4, "samples_failed": [3]}
+    one |= {"early_stop": {"epoch": 3, "best_epoch": 1, "validations": 1}}
+    one |= {"validation": {"top1": 0.5, "samples": 1}}
+    one |= {"clips": {"fallbacks": {"vp8": 1}}, "epoch_steps": 1}
+    one |= {"rate": {"steady": 5.0, "spread": {"n": 1, "min": 4.0, "max": 6.0}}}
+    told = dict(rows(SUMMARY | one | {"data_wait": {"ms": 1.0, "share": 0.5}}, KIND))
+    assert told["top-1"].endswith("of 1 sample")
+    assert told["left out"].startswith("1 sample (20.00%), ")
+    assert told["not decoded"] == "1 sample, see failed.txt"
+    assert told["stopped early"].startswith("after epoch 3: 1 validation no better")
+    assert told["fallback"].startswith("1 clip by pyav")
+    assert told["rate"].endswith("in 1 window)")
+    assert told["change first"].startswith("An epoch has 1 step, and begins")
+    said = [counted(*one) for one in ((1, "class"), (0, "batch"), (1200, "box"))]
+    assert said == ["1 class", "0 batches", "1,200 boxes"]
+    assert [counted(n, "epoch") for n in (1.0, 0.5)] == ["1 epoch", "0.5 epochs"]
 
 
 def test_what_was_not_measured_is_a_dash_or_left_out() -> None:

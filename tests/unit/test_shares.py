@@ -44,7 +44,8 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     train, val = before["train"], before["val"]
     assert train.isdisjoint(val) and 10 <= len(val) <= 40
     match = re.search(
-        r"--val-share 0.2: (\d+) images train, (\d+) validate \(ant (\d+) \+ ", said[-1]
+        r"--val-share 0.2: (\d+) images to train, (\d+) to validate \(ant (\d+) \+ ",
+        said[-1],
     )
     assert match and [len(train), len(val)] == [int(match[1]), int(match[2])]
     fill(root, {"ant/new.jpg": JPEG, "cat/one.jpg": JPEG, "a\nb/one.jpg": JPEG})
@@ -67,7 +68,7 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     [
         ({"source": "lmdb"}, "leave it or --source lmdb out"),
         ({"lmdb_label": "prefix"}, "--lmdb-label is for another source"),
-        ({"val_share": 1e-9}, "18 images leave none for val; another share"),
+        ({"val_share": 1e-9}, "of 18 images none is left for val; another share"),
         ({"val_share": None}, "no train/ folder; where its folders are classes add"),
     ],
 )

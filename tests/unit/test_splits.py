@@ -240,7 +240,7 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
         ),
         (
             "a.mp4 4\na.mp4 3\na.mp4 1\n",
-            "train: 2 of 5 classes have no video, first '0'; "
+            "train: no video for 2 of 5 classes, first '0'; "
             "do the labels of the list begin at 0, without gaps?",
         ),
         ("a.mp4 0\na.mp4 1\n", None),

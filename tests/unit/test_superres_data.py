@@ -101,9 +101,7 @@ def test_images_smaller_than_a_patch_are_left_out_by_name(tmp_path: Path) -> Non
     )
     assert len(split.columns) == 3
     (line,) = said
-    assert line.startswith(
-        "2 images have a side below 30 pixels and are left out, named in "
-    )
+    assert line.startswith("2 images left out, with a side below 30 pixels, named in ")
     assert "b/0000.png\t12 x 12 pixels" in Path(line.rpartition(" ")[2]).read_text()
 
 
@@ -119,7 +117,7 @@ def narrower(data: Path) -> None:
         (
             lambda data: os.unlink(data / "train/LR/0001.png"),
             {},
-            "1 of 3 images of {train} have no small one of their name, or of namex2, first HR/0001",
+            "no small image of its name, or of namex2, for 1 of 3 images of {train}, first HR/0001",
         ),
         (narrower, {}, "LR/0001.png 24 x 23, which is not one in 2 (1 such"),
         (None, {"least": 99}, "has no image of 99 x 99 pixels: the largest of 3 has a"),
