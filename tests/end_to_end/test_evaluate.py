@@ -84,8 +84,10 @@ def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
     )
     said = home(*arguments).done().out
     assert "\nvalidated epoch 1: top1 " in said and "  samples 20  in " in said
-    (line,) = said.split("-" * 80)[1].strip().splitlines()
+    _, table, commands = said.split("-" * 80)
+    line, *_ = table.strip().splitlines()
     assert line.startswith("top-1 ") and line.endswith(" of 20 samples")
+    assert "--predict FOLDER --resume run/last.pt\n" in commands
     home(*arguments).done()
     folders = [path for path in run.iterdir() if path.is_dir()]
     assert len(folders) == 2
