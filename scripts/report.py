@@ -1,4 +1,4 @@
-"""`python -m scripts.report RUN`: report.html of a finished run, one file that needs no network.
+"""`python -m scripts.report RUN --html`: report.html of a finished run, one file that needs no network.
 
 It has what was learnt, the curves, the rate and its ceilings, what a step and the loader's time are made of, the
 worst mistakes, what to change first, the command and the versions; all are read from the run's folder.
@@ -117,6 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0; 2 for a user's mistake."""
     parser = Parser("report", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a run (--output)")
+    parser.add_argument(
+        "--html", action="store_true", help="the form, of which there is this one"
+    )
     options = parser.parse_args(arguments)
     return exit_code("report", lambda: write(options.run))
 
