@@ -66,7 +66,7 @@ def test_a_picture_of_a_run_that_has_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [10, 20, 25, 1000])
-def test_ticks_are_whole_epochs(
+def test_ticks_are_whole_epochs_and_axes_have_titles(
     last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = list[Any]()
@@ -79,3 +79,5 @@ def test_ticks_are_whole_epochs(
     curves.png(tmp_path, SUMMARY, TOP1)
     ticks = [tick for axes in drawn for tick in axes.get_xticks()]
     assert len(drawn) == 3 and all(tick == round(tick) for tick in ticks)
+    titles = [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn]
+    assert titles == [("epoch", of) for of in ("loss", "top-1 %", "rate img/s")]
