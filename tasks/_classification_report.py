@@ -35,8 +35,12 @@ MISTAKES = 20
 FONT = font(10)
 SIDE = 160
 """Pixels of a mistake's picture."""
+NAMED = 100
+"""Classes up to which the confusion matrix has their names."""
 MARGIN = 200
-"""Pixels beside the confusion matrix, for names of classes."""
+"""Pixels beside the confusion matrix, for names of classes and for TITLE."""
+TITLE = 30
+"""Pixels at the edge, for what the axis is."""
 NAMES = font(18)
 
 
@@ -174,39 +178,47 @@ def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
 def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
     """Draw a row a label, a column an answer in the same order, dark where its share of the row is.
 
-    Where there is room both have the names of the classes, and cells their numbers.
+    Up to NAMED classes, with which the picture grows, both have their names, and cells their numbers.
     """
-    cell = max(1, 900 // len(matrix))
+    roomy = len(matrix) <= NAMED
+    cell = max(20 if roomy else 1, 900 // len(matrix))
     side = len(matrix) * cell
-    roomy = cell >= 20
+    margin = MARGIN if roomy else TITLE
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     # axes: [label, answer, channel]; from white to dark blue
     colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
     cells = Image.fromarray(colours.astype(np.uint8))
     cells = cells.resize((side, side), Image.Resampling.NEAREST)
-    sheet = Image.new("RGB", (MARGIN + side + 4, MARGIN + side + 4), "white")
+    sheet = Image.new("RGB", (margin + side + 4, margin + side + 4), "white")
     draw = ImageDraw.Draw(sheet)
-    names = Image.new("RGB", (MARGIN, side), "white")
+    # what is read upwards: the rows' title, and the columns' names
+    title, names = (
+        Image.new("RGB", size, "white") for size in ((side, TITLE), (margin, side))
+    )
+    ImageDraw.Draw(title).text(
+        (side / 2, TITLE / 2), "label", "black", NAMES, anchor="mm"
+    )
     across = ImageDraw.Draw(names)
-    middles = [MARGIN + (at + 0.5) * cell for at in range(len(matrix))]
+    own = font(max(min(18, cell - 4), 1))
+    middles = [margin + (at + 0.5) * cell for at in range(len(matrix))]
     for middle, name in zip(middles, classes if roomy else (), strict=False):
-        name = short(name, MARGIN - 12, NAMES)
-        across.text((6, middle - MARGIN), name, "black", NAMES, anchor="lm")
-        draw.text((MARGIN - 6, middle), name, "black", NAMES, anchor="rm")
-    sheet.paste(names.rotate(90, expand=True), (MARGIN, 0))
-    sheet.paste(cells, (MARGIN, MARGIN))
-    end = MARGIN + side
-    for edge in range(MARGIN, end + 1, cell if roomy else side):
-        draw.line((edge, MARGIN, edge, end), "lightgray")
-        draw.line((MARGIN, edge, end, edge), "lightgray")
-    digits = font(min(18, max(cell // 2, 1)))
+        name = short(name, margin - TITLE - 10, own)
+        across.text((6, middle - margin), name, "black", own, anchor="lm")
+        draw.text((margin - 6, middle), name, "black", own, anchor="rm")
+    sheet.paste(names.rotate(90, expand=True), (margin, 0))
+    sheet.paste(title.rotate(90, expand=True), (0, margin))
+    draw.text((margin + side / 2, TITLE / 2), "answer", "black", NAMES, anchor="mm")
+    sheet.paste(cells, (margin, margin))
+    end = margin + side
+    for edge in range(margin, end + 1, cell if roomy else side):
+        draw.line((edge, margin, edge, end), "lightgray")
+        draw.line((margin, edge, end, edge), "lightgray")
+    digits = font(max(min(18, cell // 2), 1))
     for (row, column), count in np.ndenumerate(matrix) if roomy else ():
         if digits.getlength(str(count)) < cell - 2:
             at = middles[column], middles[row]
             colour = "white" if shares[row, column] > 0.6 else "black"
             draw.text(at, str(count), colour, digits, anchor="mm")
-    titles = "down: label\nacross: answer"
-    draw.text((4, 4), titles, fill="black", font=NAMES)
     return sheet
 
 

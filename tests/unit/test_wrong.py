@@ -19,7 +19,14 @@ from contracts import UserError
 from report import sinks
 from system.fonts import font, short
 from tasks import _tables
-from tasks._classification_report import BINS, Validated, calibration_error, confusion
+from tasks._classification_report import (
+    BINS,
+    TITLE,
+    Validated,
+    calibration_error,
+    confusion,
+    drawn_matrix,
+)
 from tasks._predictions import Answers, Collected
 from tasks.classification import MeanPrecision, TopK
 from tests.unit.test_classification import batch_of
@@ -124,6 +131,23 @@ def test_files_say_what_went_wrong() -> None:
         rows_of_ink = np.flatnonzero((inked < 128).any(axis=1))
         assert rows_of_ink.size and abs(rows_of_ink.mean() - 150) < 5
     assert (picture[500, 200:1100] < 255).all()
+
+
+@pytest.mark.parametrize(
+    ("classes", "cell", "margin"), [(3, 300, 200), (80, 20, 200), (101, 8, TITLE)]
+)
+def test_a_confusion_has_titles_at_its_axes_and_names_up_to_a_hundred_classes(
+    classes: int, cell: int, margin: int
+) -> None:
+    picture = drawn_matrix(np.eye(classes), [f"name {at}" for at in range(classes)])
+    end = margin + classes * cell
+    assert picture.size == (end + 4, end + 4)
+    ink = np.asarray(picture)[:, :, 0] < 128
+    for axis in (ink, ink.T):
+        title = np.flatnonzero(axis[:end, :TITLE].any(axis=1))
+        assert title.size and abs(title.mean() - (margin + end) / 2) < 6
+        names = np.split(axis[margin:end, TITLE : margin - 1], classes)
+        assert {bool(name.any()) for name in names} == {margin > TITLE}
 
 
 def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
