@@ -21,7 +21,7 @@ from torchvision.utils import make_grid
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
-from system.fonts import font, short
+from system.fonts import font, legible, line
 from tasks import _tables
 from tasks._predictions import Answers
 
@@ -32,16 +32,18 @@ MOST_CLASSES = 1_000
 FILES = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
 """Files that not every validation has."""
 MISTAKES = 20
-FONT = font(10)
 SIDE = 160
 """Pixels of a mistake's picture."""
+LETTERS = 10
+"""Pixels of the size of what stands below it."""
 NAMED = 100
 """Classes up to which the confusion matrix has their names."""
 MARGIN = 200
 """Pixels beside the confusion matrix, for names of classes and for TITLE."""
 TITLE = 30
 """Pixels at the edge, for what the axis is."""
-NAMES = font(18)
+NAMES = 18
+"""Pixels of the size of names there, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,15 +157,20 @@ class Validated:
             tile = Image.new("RGB", (SIDE + 8, SIDE + 50), "white")
             left, top = (SIDE - picture.width) // 2, (SIDE - picture.height) // 2
             tile.paste(picture, (4 + left, top))
-            label = self.classes[int(answers.labels[place])]
-            answer = self.classes[int(answers.classes[place, 0])]
-            lines = (
-                f"{short(label, SIDE - 60, FONT)}, said to be",
-                f"{short(answer, SIDE - 32, FONT)} {answers.shares[place, 0]:.0%}",
-                short(PurePath(self.source.name(sample)).name, SIDE, FONT),
+            label, answer = (
+                legible(self.classes[int(at)], int(at) + 1)
+                for at in (answers.labels[place], answers.classes[place, 0])
             )
-            text = "\n".join(lines)
-            ImageDraw.Draw(tile).text((4, SIDE + 2), text, fill="black", font=FONT)
+            file = PurePath(self.source.name(sample)).name
+            texts = (
+                (label, SIDE - 60, ", said to be"),
+                (answer, SIDE - 32, f" {answers.shares[place, 0]:.0%}"),
+                (file, SIDE, ""),
+            )
+            draw = ImageDraw.Draw(tile)
+            for at, (text, pixels, behind) in enumerate(texts):
+                cut, own = line(text, pixels, LETTERS)
+                draw.text((4, SIDE + 2 + 15 * at), cut + behind, "black", own)
             tiles.append(tile)
         return tiles
 
@@ -192,22 +199,20 @@ def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
     sheet = Image.new("RGB", (margin + side + 4, margin + side + 4), "white")
     draw = ImageDraw.Draw(sheet)
     # what is read upwards: the rows' title, and the columns' names
-    title, names = (
-        Image.new("RGB", size, "white") for size in ((side, TITLE), (margin, side))
-    )
-    ImageDraw.Draw(title).text(
-        (side / 2, TITLE / 2), "label", "black", NAMES, anchor="mm"
-    )
-    across = ImageDraw.Draw(names)
-    own = font(max(min(18, cell - 4), 1))
+    title = Image.new("RGB", (side, TITLE), "white")
+    names = Image.new("RGB", (margin, side), "white")
+    upwards, across = ImageDraw.Draw(title), ImageDraw.Draw(names)
     middles = [margin + (at + 0.5) * cell for at in range(len(matrix))]
-    for middle, name in zip(middles, classes if roomy else (), strict=False):
-        name = short(name, margin - TITLE - 10, own)
-        across.text((6, middle - margin), name, "black", own, anchor="lm")
-        draw.text((margin - 6, middle), name, "black", own, anchor="rm")
+    for place, name in enumerate(classes if roomy else ()):
+        middle, name = middles[place], legible(name, place + 1)
+        cut, own = line(name, margin - TITLE - 10, min(NAMES, cell - 4))
+        across.text((6, middle - margin), cut, "black", own, anchor="lm")
+        draw.text((margin - 6, middle), cut, "black", own, anchor="rm")
+    upwards.text((side / 2, TITLE / 2), "label", "black", font(NAMES), anchor="mm")
     sheet.paste(names.rotate(90, expand=True), (margin, 0))
     sheet.paste(title.rotate(90, expand=True), (0, margin))
-    draw.text((margin + side / 2, TITLE / 2), "answer", "black", NAMES, anchor="mm")
+    middle = margin + side / 2
+    draw.text((middle, TITLE / 2), "answer", "black", font(NAMES), anchor="mm")
     sheet.paste(cells, (margin, margin))
     end = margin + side
     for edge in range(margin, end + 1, cell if roomy else side):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from contracts import UserError
 from dataset.stores.folder import Folder
 from report.console import Console
 from settings.config import Config, build
+from system import fonts
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
 from tests.unit.coco_files import document, write, write_coco
@@ -93,6 +95,21 @@ def test_a_validation_has_pictures(columns: Columns) -> None:
     assert list(extras["files"]) == ["detections.json"]
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
     assert len(extras["images"]["val/predictions"]) == 4
+
+
+def test_categories_whose_letters_no_font_has_are_drawn_as_their_ids(
+    columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts, "others", list)
+    of = dict(zip(columns.class_of.tolist(), columns.category_ids, strict=True))
+    pictures = []
+    for text in ("\u24b6{}", "class {}"):
+        names = [text.format(of.get(at, at)) for at in range(len(columns.classes))]
+        named = replace(columns, classes=tuple(names))
+        task = Detection(named, training=False, source=Folder(columns))
+        extras = measured(task, *all_right(task))["extras"]
+        pictures.append(extras["images"]["val/predictions"])
+    assert (pictures[0] == pictures[1]).all()
 
 
 def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:

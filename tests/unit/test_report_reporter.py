@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Told:
         folder: Path,
         resumed_at: int | None = None,
         task: Reported = KIND,
+        classes: Sequence[str] = (),
         **about: Any,
     ) -> None:
         self.folder, self.stream, self.world = folder, io.StringIO(), ProcessWorld(CPU)
@@ -57,6 +58,7 @@ class Told:
             compared=(),
             pixels=Pixels(),
             resumed_at=resumed_at,
+            classes=classes,
         )
 
     def finish(self, *, finished: bool = True, **more: Any) -> dict[str, Any]:

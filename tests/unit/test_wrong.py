@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from PIL import Image
 
 from contracts import UserError
 from report import sinks
-from system.fonts import font, short
+from report.pictures import augmented
+from system import fonts
 from tasks import _tables
 from tasks._classification_report import (
     BINS,
@@ -167,12 +169,58 @@ def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
 
 
 def test_names_in_pictures_are_legible_and_fit() -> None:
-    own = font(18)
-    boxes = {bytes(own.getmask(letter)) for letter in ("\U0010fffd", "\ue123")}
-    assert not boxes & {bytes(own.getmask(letter)) for letter in "öéñłŻ"}
+    assert not fonts.lacking("öéñłŻ", fonts.path())
+    assert fonts.lacking("\U0010fffd\ue123", fonts.path()) == 2
     for name in ("W" * 40, "two\nlines" * 9, "\udcff" * 40, "i"):
-        assert own.getlength(short(name, 150, own)) <= 150
-    assert short("a  bee", 150, own) == "a bee"
+        text, own = fonts.line(name, 150, 18)
+        assert own.getlength(text) <= 150
+    assert fonts.line("a  bee", 150, 18)[0] == "a bee"
+
+
+RARE = ("\u24b6", "\u24b7 b", "c \u24b8")
+"""Names with letters that matplotlib's first font has not, and one of its others has."""
+PLACES = ("class 1", "class 2", "class 3")
+
+
+def drawn(classes: tuple[str, ...]) -> list[Any]:
+    extras = Validated(classes=classes, source=Pictures()).extras(answers())
+    batch = replace(batch_of(torch.arange(3)), images=torch.zeros(3, 3, 40, 60))
+    shown = augmented(batch, torch.zeros(3), torch.ones(3), classes)
+    return [*extras["images"].values(), shown]
+
+
+def test_names_are_places_where_no_font_has_their_letters_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts, "others", list)
+    for found, wanted in zip(drawn(RARE), drawn(PLACES), strict=True):
+        assert (found == wanted).all()
+    assert fonts.line("\u24b6.jpg", 150, 18)[0] == "?.jpg"
+    told = Told(tmp_path, classes=(*RARE, "d"))
+    told.reporter.close()
+    (said,) = [at for at in told.stream.getvalue().splitlines() if "fonts-" in at]
+    assert "names of 3 classes" in said and "fonts-noto-cjk" in said
+
+    other = str(Path(fonts.path()).with_name("STIXGeneral.ttf"))
+    monkeypatch.setattr(fonts, "others", lambda: [other])
+    for found, places in zip(drawn(RARE), drawn(PLACES), strict=True):
+        assert found.shape == places.shape and (found != places).any()
+    assert [fonts.path(name) for name in (*RARE, "d")] == [other] * 3 + [fonts.path()]
+    assert fonts.unseen(RARE) is None
+
+
+def test_fonts_of_the_machine_are_plain_ones_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("wqy-zenhei.ttc", "NotoSansCJK-Bold.ttc", "x.ttf", "msyh.ttc"):
+        (tmp_path / name).touch()
+    best = tmp_path / "deep" / "Noto Sans CJK-Regular.ttc"
+    best.parent.mkdir()
+    best.touch()
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path), str(tmp_path / "gone")))
+    names = [Path(file).name for file in fonts.others.__wrapped__()]
+    assert names == [best.name, "wqy-zenhei.ttc", "msyh.ttc"]
+    assert fonts.lacking("a", str(best)) == 1, "what is no font draws nothing"
 
 
 SATURATED = torch.tensor(
