@@ -134,7 +134,7 @@ def _drawn(picture: Image.Image, marked: Marked, scale: float) -> Image.Image:
 
 def curves(scores: Scores) -> Array:
     """Draw, uint8 [1, H, W, 3], precision over recall, the mean over the categories, one curve an overlap."""
-    figure = Figure(figsize=(6, 4.2), dpi=100, layout="constrained")
+    figure = Figure(figsize=(7, 4.2), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     recalls = np.linspace(0, 1, scores.precision.shape[1])
@@ -149,6 +149,7 @@ def curves(scores: Scores) -> Array:
     average = scores.figures()[prefix + "ap"]
     axes.set_title(f"{prefix.replace('_', ' ')}AP {average:.1%}, all classes")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower left", fontsize="small")
+    # beside the axes: a curve may be anywhere in them
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[None, :, :, :3].copy()

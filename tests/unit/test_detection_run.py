@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contracts import UserError
@@ -15,6 +16,8 @@ from dataset.stores.folder import Folder
 from report.console import Console
 from settings.config import Config, build
 from system import fonts
+from tasks import _plots
+from tasks._coco import Scores
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
 from tests.unit.coco_files import document, write, write_coco
@@ -95,6 +98,27 @@ def test_a_validation_has_pictures(columns: Columns) -> None:
     assert list(extras["files"]) == ["detections.json"]
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
     assert len(extras["images"]["val/predictions"]) == 4
+
+
+def test_a_legend_lies_beside_its_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    sheets = list[Any]()
+
+    class Kept(_plots.Figure):
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            sheets.append(self)
+
+    monkeypatch.setattr(_plots, "Figure", Kept)
+    scores = Scores(
+        kind="boxes",
+        stats=np.ones(12),
+        precision=np.ones((10, 101, 1)),
+        category_ids=np.ones(1),
+    )
+    _plots.curves(scores)
+    (axes,) = sheets[0].axes
+    legend = axes.get_legend().get_window_extent()
+    assert axes.bbox.x1 <= legend.x0 and legend.x1 <= sheets[0].bbox.x1
 
 
 def test_categories_whose_letters_no_font_has_are_drawn_as_their_ids(
