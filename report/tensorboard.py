@@ -109,7 +109,7 @@ PAGES = (
     (
         "[CUSTOM SCALARS](#custom_scalars&_smoothingWeight=0&_ignoreYOutliers=false)",
         "rate and ceilings in one chart, efficiency, what a step and a loader spend their time on; a colour a run, "
-        "a mark a curve",
+        "and the tooltip names each curve",
     ),
     ("[HPARAMS](#hparams)", "a row a run: what binds it, loader, network, rate"),
     ("[IMAGES](#images)", "what the network is given, confusion, mistakes"),
