@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from contracts import UserError
+from contracts import UserError, utf8
 from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
@@ -203,7 +203,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         raise UserError(f"--output {path} is the checkpoint itself; name another file")
     separate = start.config.optimisation.loss == "bce" or start.config.data.multi_label
     about = {
-        "classes": json.dumps(list(classes)),
+        "classes": json.dumps([utf8(name) for name in classes]),
         "arch": arch,
         "probabilities": "sigmoid" if separate else "softmax",
         "preprocessing": json.dumps({"where": "inside", **asdict(whole.framing)}),

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from contracts import Reported, UserError
+from contracts import Reported, UserError, utf8
 from report import curves
 from report.console import number, rows
 from report.record import replace
@@ -108,8 +108,8 @@ def write(folder: Path) -> int:
     # a run of another version may have settings that are not here
     known = {name: value for name, value in preset.items() if name in GROUP_OF}
     content = page(folder, summary, kind_of(build(known)))
-    replace(folder / "report.html", content.encode())
-    print(folder / "report.html")
+    replace(folder / "report.html", utf8(content).encode())
+    print(utf8(f"{folder / 'report.html'}"))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import UserError
+from contracts import Split, UserError
 from dataset.stores.folder import Folder
 from report.console import Console
 from settings.config import Config, build
 from system import fonts
-from tasks import _plots
+from tasks import _detections, _plots
 from tasks._coco import Scores
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
+from tasks.kind import Asked
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.test_detection_task import NATIVE, all_right, measured
 
@@ -98,6 +100,21 @@ def test_a_validation_has_pictures(columns: Columns) -> None:
     assert list(extras["files"]) == ["detections.json"]
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
     assert len(extras["images"]["val/predictions"]) == 4
+
+
+def test_images_json_has_names_that_are_no_utf8_as_text(
+    columns: Columns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_detections, "_draw", lambda *_: 0)
+    names = tuple(f"{name}\udcff" for name in columns.classes)
+    split = Split(columns=replace(columns, classes=names), source=Folder(columns))
+    nothing = np.array([-1])
+    asked = Asked(names=["\udcfe.jpg"], samples=nothing, errors={0: "cut"}, form="csv")
+    found = {"detections": None, "not_finite": set()}
+    _detections.write_detections(tmp_path, found, asked, split=split, kinds=())
+    listed = json.loads((tmp_path / "images.json").read_text())
+    assert listed["images"] == [{"file_name": "\\xfe.jpg", "error": "cut"}]
+    assert all(one["name"].endswith("\\xff") for one in listed["categories"])
 
 
 def test_a_legend_lies_beside_its_curves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,15 @@ RESULT = {
 }
 
 
+def test_a_command_that_is_no_utf8_is_kept_as_text(tmp_path: Path) -> None:
+    told = Told(tmp_path, command="train.py --data od\udcff")
+    assert told.finish()["command"] == "train.py --data od\udcff"
+    told.reporter.close()
+    assert b'--data od\\\\xff"' in (tmp_path / "summary.json").read_bytes()
+    (card,) = read(tmp_path).Tensors("at_a_glance/start_here/text_summary")
+    assert b"--data od\\xff`" in card.tensor_proto.string_val[0]
+
+
 def test_a_validation_is_said_kept_and_a_row(told: Told) -> None:
     told.reporter.validated(RESULT, averaged=RESULT | {"top1": 0.625}, step=3, epoch=1)
     _, second, averaged = told.stream.getvalue().splitlines()

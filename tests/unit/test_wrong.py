@@ -19,6 +19,7 @@ from PIL import Image
 from contracts import UserError
 from report import sinks
 from report.pictures import augmented
+from scripts import serve_example
 from system import fonts
 from tasks import _tables
 from tasks._classification_report import (
@@ -99,6 +100,14 @@ def test_a_name_is_no_formula_of_a_spreadsheet(name: str) -> None:
         ).to_pylist()
         == rows
     )
+
+
+@pytest.mark.parametrize("form", _tables.FORMATS)
+def test_a_name_that_is_no_utf8_is_escaped_in_every_file(form: str) -> None:
+    rows = [{"path": "bad\udcff.jpg", "cl\udcff": 3, "class": "\ud800é"}]
+    text = [{"path": "bad\\xff.jpg", "cl\\xff": 3, "class": "\\ud800é"}]
+    assert _tables.written(rows, form) == _tables.written(text, form)
+    assert serve_example.inert("=\udcff") == "'=\\xff"
 
 
 def test_files_say_what_went_wrong() -> None:
