@@ -26,7 +26,9 @@ server=$!
 trap 'kill "$server" 2>/dev/null || true; rm -r "$work"' EXIT
 until curl -sf "localhost:$port/data/runs" | grep -q '"'; do
   # its runs may hold nothing as yet, and its port may be another program's
-  ((SECONDS < 60)) && kill -0 "$server" 2>/dev/null || refuse "TensorBoard shows no run: $(tail -n 1 "$work/log")"
+  if ((SECONDS > 60)) || ! kill -0 "$server" 2>/dev/null; then
+    refuse "TensorBoard shows no run: $(tail -n 1 "$work/log")"
+  fi
   sleep 1
 done
 for width in "${widths[@]}"; do

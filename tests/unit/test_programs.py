@@ -39,15 +39,20 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [("", "it takes RUNS TO"), ("runs to", "runs: no run is below")]
+    ("name", "words", "said"),
+    [
+        ("tensorboard_pictures", "", "it takes RUNS TO"),
+        ("tensorboard_pictures", "runs to", "runs: no run is below it"),
+        ("published_gpus", "runs to", "it takes IMAGES OUT 1"),
+        ("published_gpus", "runs to 4", "it takes IMAGES OUT 1"),
+    ],
 )
-def test_pictures_of_no_run_are_refused_in_a_line(
-    words: str, said: str, tmp_path: Path
+def test_what_a_script_lacks_is_said_in_a_line(
+    name: str, words: str, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "runs").mkdir()
-    script = ROOT / "scripts" / "tensorboard_pictures.sh"
     ended = subprocess.run(
-        [script, *words.split()],
+        [ROOT / "scripts" / f"{name}.sh", *words.split()],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -55,5 +60,5 @@ def test_pictures_of_no_run_are_refused_in_a_line(
         check=False,
     )
     (line,) = ended.stderr.splitlines()
-    assert ended.returncode == 2 and line.startswith(f"tensorboard_pictures: {said}")
+    assert ended.returncode == 2 and line.startswith(f"{name}: {said}")
     assert os.listdir(tmp_path) == ["runs"]
