@@ -110,7 +110,7 @@ def test_images_json_has_names_that_are_no_utf8_as_text(
     split = Split(columns=replace(columns, classes=names), source=Folder(columns))
     nothing = np.array([-1])
     asked = Asked(names=["\udcfe.jpg"], samples=nothing, errors={0: "cut"}, form="csv")
-    found = {"detections": None, "not_finite": set()}
+    found: dict[str, Any] = {"detections": None, "not_finite": ()}
     _detections.write_detections(tmp_path, found, asked, split=split, kinds=())
     listed = json.loads((tmp_path / "images.json").read_text())
     assert listed["images"] == [{"file_name": "\\xfe.jpg", "error": "cut"}]
