@@ -288,6 +288,7 @@ def train(
             step=step,
             about=saved,
             keep=run.keep,
+            keep_best=run.keep_best,
             upload=upload,
         )
         training = Training(

@@ -4,6 +4,7 @@ run goes on from one."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import torch
 from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import nn
 
-from contracts import UserError
+from contracts import Figure, UserError
 from engine import optimizers, unkillable
 from engine.distributed import ProcessWorld
 from engine.step import Step
@@ -80,7 +81,8 @@ class Checkpoints:
     """The checkpoint files of a run, last.pt and best.pt, which rank 0 writes beside training.
 
     A write that fails ends nothing: the files stay as they were, a line says so, and it is tried again with
-    the next one. Of a run with --keep each last.pt stays as a file of its step, too.
+    the next one. Of a run with --keep each last.pt stays as a file of its step, too; with --keep-best the best
+    validations have files of their own.
     """
 
     folder: Path
@@ -91,6 +93,7 @@ class Checkpoints:
     # compares, and an evaluation begins from
     about: dict[str, Any]
     keep: int = 0
+    keep_best: int = 0
     # uploads what is new in `folder`; raises UserError
     upload: Callable[[], object] | None = None
     # held while files are written
@@ -138,6 +141,28 @@ class Checkpoints:
         work = partial(self._write_beside, upload=name == "last.pt")
         self._thread = threading.Thread(target=work, name="saturate-checkpoint")
         self._thread.start()
+
+    def write_ranked(
+        self, content: dict[str, Any], figure: Figure, value: float
+    ) -> None:
+        """Write the checkpoint of a validation as FIGURE-VALUE-step-STEP.pt, where it is one of the --keep-best
+        by `figure`, and remove the one that is no longer. Rank 0 calls it.
+        """
+        step = content["progress"]["step"]
+        path = self.folder / f"{figure.name}-{value:.5f}-step-{step:09}.pt"
+        ranked = []
+        for other in self.folder.glob(f"{figure.name}-*-step-*.pt"):
+            found = re.fullmatch(r"(.*)-step-(\d+)", other.stem[len(figure.name) + 1 :])
+            if found is not None and int(found[2]) < step:
+                ranked.append((float(found[1]), other))
+            else:  # of a run that went on from an earlier step
+                other.unlink()
+        ranked.append((value, path))
+        ranked.sort(reverse=figure.larger_is_better)
+        for _, other in ranked[self.keep_best :]:
+            other.unlink(missing_ok=True)
+        if path in [kept for _, kept in ranked[: self.keep_best]]:
+            self.write(path.name, content)
 
     def wait(self) -> None:
         """Wait until the write under way has ended, well or not."""

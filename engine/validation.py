@@ -190,6 +190,7 @@ class Validation:
             return
         results = [outcome.result(self.world) for outcome in settled.outcomes]
         best = self._best(results, progress.best) if settled.picks_best else None
+        of_epoch = self._best(results, -np.inf)
         leaves = best
         # -inf is where a run begins: there is no best.pt whose files these would replace
         if not settled.picks_best or (best is None and np.isneginf(progress.best)):
@@ -222,6 +223,15 @@ class Validation:
                 )
         elif settled.picks_best:
             progress.stale += 1
+        if (
+            self.checkpoints.keep_best
+            and of_epoch is not None
+            and settled.content is not None
+        ):
+            settled.content["best_of"] = OF[of_epoch]
+            self.checkpoints.write_ranked(
+                settled.content, self.best, self._figure(results[of_epoch])
+            )
         # not before: a run that ends in here resumes into the validation
         self._unsettled = None
 

@@ -126,7 +126,8 @@ class Detector(nn.Module):
         stock.training = self.training
         prepared = _Prepared(images, sizes)
         outputs: Any
-        if isinstance(stock, SSD):
+        # ours asks how many boxes are left, which a trace for an export would keep as it was
+        if isinstance(stock, SSD) and not torch.jit.is_tracing():
             outputs = _ssd.run(stock, prepared, targets)
         elif isinstance(stock, GeneralizedRCNN) and self.training:
             a_dict_each = cast("list[dict[str, torch.Tensor]] | None", targets)

@@ -112,11 +112,41 @@ class Trackio:
         self._run.finish()
 
 
-Tracker = Wandb | MlFlow | Trackio
+class Aim:
+    """A run of Aim, in the repository .aim of the working folder or of the nearest one above it."""
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], run: str | None
+    ) -> None:
+        import aim
+
+        self._run = aim.Run(
+            run_hash=run,
+            experiment="saturate",
+            system_tracking_interval=None,
+            log_system_params=False,
+            capture_terminal_logs=False,
+        )
+        self._run.name = folder.name
+        self._run["settings"] = dict(settings)
+        self.id = self._run.hash
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Keep one point a tag."""
+        for tag, value in values.items():
+            self._run.track(value, name=tag, step=step)
+
+    def close(self, *, finished: bool) -> None:
+        """Bring everything where it belongs."""
+        self._run.close()
+
+
+Tracker = Wandb | MlFlow | Trackio | Aim
 TRACKERS: dict[str, type[Tracker]] = {
     "wandb": Wandb,
     "mlflow": MlFlow,
     "trackio": Trackio,
+    "aim": Aim,
 }
 """--log -> its class."""
 

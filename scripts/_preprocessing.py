@@ -1,25 +1,41 @@
-"""A classifier with its preprocessing inside, as operators that every exporter has. Knows no file."""
+"""Networks with their preprocessing inside, as operators that every exporter has. Knows no file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional
+
+from plan.boxes import STRIDE, DetectionPolicy
+from plan.clips import ClipPolicy
+from plan.images import ImagePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """How a validation frames and normalises an image: plan.images.ImagePolicy and contracts.Pixels."""
+    """How a validation frames and normalises an image: a policy of plan/, and contracts.Pixels."""
 
-    window: Literal["center", "stretch"]
-    resize: int  # of `center`: length of the shorter side before the crop, pixels
-    image_size: int  # side of what the network gets, pixels
+    window: Literal["center", "stretch", "fit"]
+    # of `center`: the shorter side before the crop; of `fit`: the shorter side, pixels
+    resize: int
+    # side of what the network gets; of `fit`: its longer side at most, pixels
+    image_size: int
     mean: tuple[float, float, float]  # of RGB in [0, 1]
     std: tuple[float, float, float]
     interpolation: str  # a name of FILTERS
     exif: str  # stored or shown: whether the caller turns images as EXIF says
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipFraming(Framing):
+    """And which frames of a video are a clip."""
+
+    frames: int
+    stride: int  # from one frame to the next: frames of the video, or of `fps`
+    fps: float | None
 
 
 def _triangle(offsets: torch.Tensor) -> torch.Tensor:
@@ -40,13 +56,23 @@ FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
 """--interpolation -> its kernel, of distances in pixels of whichever image has larger ones."""
 
 
+HALF = 0.501
+"""Added before rounding down: a level between two goes up, as Pillow's, whatever the last bit of a sum is."""
+
+
 class Preprocessed(nn.Module):
-    """uint8 [B, H, W, 3], RGB of any height and width -> the network's logits, fp32 [B, C].
+    """A network that takes RGB levels of any height and width, uint8 [..., H, W, 3], as they are decoded.
 
     Pixels are resized by the filters of Pillow: two products with matrices that are made of the size. Levels
     are rounded after each, as Pillow does; it may take the rows first, which may be another grey level.
     """
 
+    axes: tuple[str | int, ...]
+    """Of the input: the names of those that vary, and the lengths of the others."""
+    medium = "images"
+    outputs: tuple[str, ...] = ("logits",)
+    traced = False
+    """Whether it is exported as it runs once: torch.export takes no sizes that depend on what is found."""
     mean: torch.Tensor
     std: torch.Tensor
 
@@ -58,40 +84,64 @@ class Preprocessed(nn.Module):
         self.register_buffer("mean", torch.tensor(framing.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(framing.std).view(3, 1, 1))
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits, fp32 [B, C]."""
+    @staticmethod
+    def framing_of(policy: Any, pixels: dict[str, Any]) -> Framing:
+        """Return the framing of a validation's policy. `pixels`: the fields that policies do not have."""
+        raise NotImplementedError
+
+    def framed(self, images: torch.Tensor) -> torch.Tensor:
+        """Return what the network gets, fp32 [N, 3, h, w], of uint8 [N, H, W, 3]."""
         levels = images.permute(0, 3, 1, 2).float()
         rows, columns = self._windows(levels)
         across = self._filter(levels.shape[3], *columns, like=levels)
         down = self._filter(levels.shape[2], *rows, like=levels)
-        levels = torch.round(levels @ across.T).clamp(0, 255)
-        levels = torch.round(down @ levels).clamp(0, 255)
-        logits: torch.Tensor = self.network((levels / 255 - self.mean) / self.std)
-        return logits.float()
+        levels = torch.floor(levels @ across.T + HALF).clamp(0, 255)
+        levels = torch.floor(down @ levels + HALF).clamp(0, 255)
+        return (levels / 255 - self.mean) / self.std
 
-    def _windows(
-        self, levels: torch.Tensor
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """Return begin and end, in stored pixels, of what fills the output: of rows, and of columns."""
+    def _windows(self, levels: torch.Tensor) -> list[tuple[Any, Any, Any]]:
+        """Return begin and end, in stored pixels, and the length of what they fill: of rows, and of columns."""
+        framing = self.framing
         # as tensors: sizes are known when the exported network runs
-        height = _length(levels.shape[2], levels)
-        width = _length(levels.shape[3], levels)
-        if self.framing.window == "stretch":
-            return (height * 0, height), (width * 0, width)
-        shorter = torch.minimum(height, width)
+        lengths = [_length(side, levels) for side in levels.shape[2:]]
+        shorter, longer = torch.minimum(*lengths), torch.maximum(*lengths)
+        if framing.window == "stretch":
+            return [(length * 0, length, framing.image_size) for length in lengths]
+        if framing.window == "fit":
+            # in fp64 and by tensors, as plan.windows.fitted to the last bit: what is rounded down may be 62.99...
+            wanted, most = (
+                torch.full_like(shorter, side, dtype=torch.double)
+                for side in (framing.resize, framing.image_size)
+            )
+            scale = torch.minimum(wanted / shorter, most / longer)
+            sides = [torch.floor(length * scale).clamp(min=1) for length in lengths]
+            return [
+                (length * 0, length, side.long()[0])
+                for length, side in zip(lengths, sides, strict=True)
+            ]
         windows = []
-        for length in (height, width):
-            resized = torch.floor(self.framing.resize * length / shorter)
-            begin = torch.round((resized - self.framing.image_size) / 2)
+        for length in lengths:
+            resized = torch.floor(framing.resize * length / shorter)
+            begin = self._half(resized - framing.image_size)
             step = length / resized
-            windows.append((begin * step, (begin + self.framing.image_size) * step))
-        return windows[0], windows[1]
+            end = (begin + framing.image_size) * step
+            windows.append((begin * step, end, framing.image_size))
+        return windows
+
+    def _half(self, margin: torch.Tensor) -> torch.Tensor:
+        """Return how much of a margin, whole pixels, lies before the crop: to even, as torchvision's crop."""
+        return torch.round(margin / 2)
 
     def _filter(
-        self, length: int, begin: torch.Tensor, end: torch.Tensor, *, like: torch.Tensor
+        self,
+        length: int,
+        begin: torch.Tensor,
+        end: torch.Tensor,
+        size: Any,
+        *,
+        like: torch.Tensor,
     ) -> torch.Tensor:
-        """Return fp32 [S, length], the weight of each stored pixel in each pixel of the output."""
-        size = self.framing.image_size
+        """Return fp32 [size, length], the weight of each stored pixel in each pixel of the output."""
         scale = (end - begin) / size
         support = torch.clamp(scale, min=1.0)
         centres = begin + (torch.arange(size, device=like.device) + 0.5) * scale
@@ -99,6 +149,93 @@ class Preprocessed(nn.Module):
         kernel = FILTERS[self.framing.interpolation]
         weights = kernel((offsets[None, :] - centres[:, None]) / support)
         return weights / weights.sum(dim=1, keepdim=True)
+
+
+class Images(Preprocessed):
+    """uint8 [B, H, W, 3] -> a classifier's logits, fp32 [B, C]."""
+
+    axes = ("batch", "height", "width", 3)
+
+    @staticmethod
+    def framing_of(policy: ImagePolicy, pixels: dict[str, Any]) -> Framing:
+        return Framing(
+            window="stretch" if policy.window == "stretch" else "center",
+            resize=policy.resize,
+            image_size=policy.image_size,
+            **pixels,
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits, fp32 [B, C]."""
+        logits: torch.Tensor = self.network(self.framed(images))
+        return logits.float()
+
+
+class Clips(Preprocessed):
+    """uint8 [B, T, H, W, 3], T frames of a video -> a classifier's logits, fp32 [B, C]: of the middle crop."""
+
+    medium = "clips"
+
+    def __init__(self, network: nn.Module, framing: ClipFraming) -> None:
+        super().__init__(network, framing)
+        self.axes = ("batch", framing.frames, "height", "width", 3)
+
+    @staticmethod
+    def framing_of(policy: ClipPolicy, pixels: dict[str, Any]) -> ClipFraming:
+        return ClipFraming(
+            window="center",
+            resize=policy.resize,
+            image_size=policy.image_size,
+            frames=policy.frames,
+            stride=policy.stride,
+            fps=policy.fps,
+            **pixels,
+        )
+
+    def _half(self, margin: torch.Tensor) -> torch.Tensor:
+        # up, as plan.clips.fixed_window
+        return torch.ceil(margin / 2)
+
+    def forward(self, clips: torch.Tensor) -> torch.Tensor:
+        """Return logits, fp32 [B, C]."""
+        frames = self.framed(clips.flatten(0, 1))
+        # axes: [B, 3, T, h, w]
+        own = frames.unflatten(0, (-1, clips.shape[1])).transpose(1, 2)
+        logits: torch.Tensor = self.network(own)
+        return logits.float()
+
+
+class Detections(Preprocessed):
+    """uint8 [H, W, 3], one image -> what models.detection.Detector finds in it, best first."""
+
+    axes = ("height", "width", 3)
+    outputs = ("boxes", "labels", "scores")
+    traced = True
+
+    @staticmethod
+    def framing_of(policy: DetectionPolicy, pixels: dict[str, Any]) -> Framing:
+        return Framing(
+            window="fit" if policy.longer else "stretch",
+            resize=policy.size,
+            image_size=policy.longer or policy.size,
+            **pixels,
+        )
+
+    def forward(
+        self, image: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return boxes fp32 [N, 4], x0 y0 x1 y1 in pixels of the image; labels int64 [N]; scores fp32 [N]."""
+        pixels = self.framed(image[None])
+        height, width = pixels.shape[2:]
+        if self.framing.window == "fit":
+            padding = (0, -width % STRIDE, 0, -height % STRIDE)
+            pixels = functional.pad(pixels, padding)
+        (found,) = self.network(pixels, [(height, width)])
+        rows, columns = (_length(side, image) for side in image.shape[:2])
+        limits = torch.cat([columns, rows, columns, rows])
+        scale = torch.cat([columns / width, rows / height]).repeat(2)
+        boxes = torch.minimum(found["boxes"] * scale, limits)
+        return boxes, found["labels"], found["scores"]
 
 
 def _length(length: int, like: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,16 @@
-"""`python -m scripts.export RUN/best.pt --format onnx`: a trained classifier as one file, for other programs.
+"""`python -m scripts.export RUN/best.pt --format onnx`: a trained network as one file, for other programs.
 
     onnx    for onnxruntime, TensorRT and others; needs the packages onnx, onnxscript and onnxruntime
-    pt2     torch.export's archive, for PyTorch without this repository
+    pt2     torch.export's archive, for PyTorch without this repository; of classifiers
 
-The file takes images as they are decoded, uint8 [B, H, W, 3] of any size, and resizes, crops and normalises them as
-the validation did. It gives logits, fp32 [B, C], for any B. Names of the classes and the preprocessing are metadata
-of the file. It is run on real images beside PyTorch, and the largest difference of a logit is printed.
+The file takes RGB of any size as it is decoded, and resizes, crops and normalises it as the validation did:
+
+    image classifiers    images uint8 [B, H, W, 3]      -> logits fp32 [B, C]
+    video classifiers    images uint8 [B, T, H, W, 3]   -> logits fp32 [B, C], of T frames that are a clip
+    detectors            images uint8 [H, W, 3], one    -> boxes fp32 [N, 4], labels int64 [N], scores fp32 [N]
+
+Boxes are x0 y0 x1 y1 in pixels of the image, best first. Names of the classes, whose places labels are, and the
+preprocessing are metadata of the file. It is run on real data beside PyTorch, and the difference is printed.
 """
 
 from __future__ import annotations
@@ -20,47 +25,57 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from itertools import islice
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from contracts import UserError, utf8
+from contracts import Array, Split, UserError, one_line, utf8
 from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
-from loaders.images.decoders import pillow_rgb
 from models import Unusable
-from report.console import Console
-from scripts import Parser, exit_code
-from scripts._preprocessing import FILTERS, Framing, Preprocessed
+from report.console import BEYOND_BOXES, Console
+from scripts import Parser, _export_check, exit_code
+from scripts._export_check import Run, Verdict
+from scripts._preprocessing import FILTERS, Clips, Detections, Images, Preprocessed
 from settings.config import given, parse
 from tasks import architecture, kind_of
-from tasks._plans import image_policies
 from tasks.initial_state import Start
+from tasks.kind import TaskKind
 
+
+@dataclass(frozen=True)
+class Exported:
+    """How the networks of a task are exported."""
+
+    module: type[Preprocessed]
+    # (validation's data, its plan) -> what the file is checked on
+    samples: Callable[[Split, Any], Iterator[Array]]
+    check: Callable[[Run, Preprocessed, Iterator[Array]], Verdict]
+
+
+EXPORTED = {
+    "classification": Exported(Images, _export_check.images, _export_check.logits),
+    "detection": Exported(Detections, _export_check.images, _export_check.detections),
+    "video": Exported(Clips, _export_check.clips, _export_check.logits),
+}
+"""--task -> how it is exported; no other one is."""
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pt2": ()}
 """--format -> packages that it needs beside PyTorch."""
-CHECKED = 16
-"""Images on which the file is compared with PyTorch."""
-TOLERANCE = 0.01
-"""Largest difference of a logit, as a share of the largest logit, with which a file is right.
-
-A sum in another order may round a pixel to the next grey level."""
-Run = Callable[[np.ndarray], np.ndarray]
+VARYING = {"batch": (1, 1 << 16), "height": (2, 1 << 15), "width": (2, 1 << 15)}
+"""Axis that varies -> its smallest and its largest length."""
 
 
 def load(
-    checkpoint: Path, *, arch: str | None = None
-) -> tuple[Preprocessed, Start, tuple[str, ...], str]:
-    """Return the network with its preprocessing, its settings, its classes and its architecture.
+    checkpoint: Path, *, arch: str | None = None, images: Path | None = None
+) -> tuple[Preprocessed, Start, str, Iterator[Array]]:
+    """Return the network with its preprocessing, its settings, its architecture, and real data to check it on.
 
-    `arch` is --arch. Raises UserError, and Unusable.
+    `arch` and `images` are --arch and --images. Raises UserError, and Unusable.
     """
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint}: is no file; name best.pt of a run")
@@ -78,11 +93,16 @@ def load(
     )
     config = start.config
     kind = kind_of(config)
-    if kind.name != "classification":
+    if kind.name not in EXPORTED:
+        known = ", ".join(EXPORTED)
         raise UserError(
-            f"{checkpoint}: --task {kind.name} is not exported, image classifiers alone are"
+            f"{checkpoint}: --task {kind.name} is not exported, {known} are"
         )
     registry, arch = architecture(kind, config.model.arch)
+    if arch.startswith(BEYOND_BOXES):
+        raise UserError(
+            f"{checkpoint}: --arch {arch} is not exported: a file has boxes, and neither masks nor keypoints"
+        )
     native = start.native(registry, arch)
     if native.interpolation not in FILTERS:
         known = " or ".join(FILTERS)
@@ -90,94 +110,142 @@ def load(
             f"{checkpoint}: --interpolation {native.interpolation} is not exported, {known} is: its figures "
             "with one of these are those of --evaluate true --interpolation NAME"
         )
-    _, policy = image_policies(config.augmentation, native)
-    framing = Framing(
-        window="stretch" if policy.window == "stretch" else "center",
-        resize=policy.resize,
-        image_size=policy.image_size,
-        mean=native.mean,
-        std=native.std,
-        interpolation=native.interpolation,
-        exif=config.data.exif,
-    )
-    heads = kind.building(config, SimpleNamespace(classes=start.trained))
-    shape = (2, 3, native.size, native.size)
+    split = opened(start, kind, images)
+    ranks = {"seed": 0, "world_size": 1, "rank": 0}
+    splits = {"train": split, "val": split}
+    plan: Any = kind.plans(config, splits, native, **ranks)[1]
+    columns = SimpleNamespace(classes=start.trained, keypoint_mirror=())
+    heads = kind.building(config, columns)
+    shape = (2, *plan.sample_shape)
     network = start.network(registry, arch, shape, heads, Console(enabled=False)).eval()
-    return Preprocessed(network, framing).eval(), start, start.trained, arch
+    exported = EXPORTED[kind.name]
+    pixels = {
+        "mean": native.mean,
+        "std": native.std,
+        "interpolation": native.interpolation,
+        "exif": config.data.exif,
+    }
+    framing = exported.module.framing_of(plan.policy, pixels)
+    whole = exported.module(network, framing).eval()
+    return whole, start, arch, exported.samples(split, plan)
 
 
-def images(start: Start, named: Path | None) -> Iterator[np.ndarray]:
-    """Yield a few real images, uint8 [H, W, 3]: of a folder, or of the checkpoint's validation data.
-
-    Raises UserError where there are none.
-    """
+def opened(start: Start, kind: TaskKind, named: Path | None) -> Split:
+    """Open what the file is checked on: a folder, or the checkpoint's validation data. Raises UserError."""
     data = start.config.data
     if named is not None:
-        split = open_unlabelled(named, data, content="images", flag="--images").split
-    elif data.data is not None:
-        console = Console(enabled=False)
-        split = open_splits(data, loader="torchvision", evaluate=True, console=console)[
-            "val"
-        ]
-    else:
-        raise UserError("there are no images to check the file on: --images FOLDER")
-    for sample in range(len(split.columns)):
-        try:
-            yield np.asarray(pillow_rgb(split.source.read(sample)))
-        except Exception:  # PIL raises whatever the bytes make it stumble over
-            continue
+        found = open_unlabelled(
+            named,
+            data,
+            content="videos" if kind.medium == "videos" else "images",
+            flag="--images",
+        )
+        return kind.predicting(start.config, found.split, start.trained, named).split
+    if data.data is None:
+        raise UserError("there is no data to check the file on: --images FOLDER")
+    return open_splits(
+        data,
+        content=kind.content(start.config),
+        loader="auto",
+        evaluate=True,
+        console=Console(enabled=False),
+    )["val"]
 
 
-def as_onnx(
-    module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]
-) -> tuple[bytes, Run]:
-    """Return an ONNX file's content and what runs it. `shapes` are the axes of the input that may vary."""
+def as_onnx(module: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:
+    """Return an ONNX file's content and what runs it."""
     import onnx
     import onnxruntime
 
+    names: dict[str, Any] = {
+        "input_names": ["images"],
+        "output_names": list(module.outputs),
+    }
     with _silent():
-        program = torch.onnx.export(
-            module,
-            (example,),
-            dynamo=True,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=(shapes,),
-            verbose=False,
-        )
-    assert program is not None
-    model = program.model_proto
+        if module.traced:
+            file: Any = io.BytesIO()
+            torch.onnx.export(
+                module,
+                (example(module),),
+                file,
+                dynamo=False,
+                dynamic_axes={
+                    "images": varying(module),
+                    **{name: {0: "found"} for name in module.outputs},
+                },
+                **names,
+            )
+            model = onnx.load_from_string(file.getvalue())
+        else:
+            program = torch.onnx.export(
+                module,
+                (example(module),),
+                dynamo=True,
+                dynamic_shapes=(shapes(module),),
+                verbose=False,
+                **names,
+            )
+            assert program is not None
+            model = program.model_proto
     onnx.helper.set_model_props(model, about)
     content = model.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
-    def run(batch: np.ndarray) -> np.ndarray:
-        return np.asarray(session.run(None, {"images": batch})[0])
+    def run(given: Array) -> list[Array]:
+        return [np.asarray(one) for one in session.run(None, {"images": given})]
 
     return content, run
 
 
-def as_pt2(
-    module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]
-) -> tuple[bytes, Run]:
-    """Return torch.export's archive, with the metadata as metadata.json, and what runs it."""
+def as_pt2(module: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:
+    """Return torch.export's archive, with the metadata as metadata.json, and what runs it. Raises UserError."""
+    if module.traced:
+        raise UserError(
+            "--format pt2 is not for detectors, as torch.export wants sizes that do not depend on what is "
+            "found: --format onnx"
+        )
     # in memory: on a full disk PyTorch's own writer ends the process
     archive = io.BytesIO()
     metadata = {"metadata.json": json.dumps(about)}
     with _silent():
-        program = torch.export.export(module, (example,), dynamic_shapes=(shapes,))
+        program = torch.export.export(
+            module, (example(module),), dynamic_shapes=(shapes(module),)
+        )
         torch.export.save(program, archive, extra_files=metadata)
         archive.seek(0)
         loaded = torch.export.load(archive).module()
 
-    def run(batch: np.ndarray) -> np.ndarray:
-        return np.asarray(loaded(torch.from_numpy(batch)).detach())
+    def run(given: Array) -> list[Array]:
+        return [np.asarray(loaded(torch.from_numpy(given)).detach())]
 
     return archive.getvalue(), run
 
 
+def example(module: Preprocessed) -> torch.Tensor:
+    """Return an input, uint8: what it shows is of no matter, nor are its height and width."""
+    side = module.framing.resize
+    sizes = {"batch": 2, "height": side + 13, "width": side + 7}
+    shape = [axis if isinstance(axis, int) else sizes[axis] for axis in module.axes]
+    return (255 * torch.rand(shape)).to(torch.uint8)
+
+
+def varying(module: Preprocessed) -> dict[int, str]:
+    """Return the axes of the input that vary, and their names."""
+    return {
+        at: axis for at, axis in enumerate(module.axes) if not isinstance(axis, int)
+    }
+
+
+def shapes(module: Preprocessed) -> dict[int, Any]:
+    """Return the axes of the input that vary, as torch.export has them."""
+    return {
+        at: torch.export.Dim(name, min=VARYING[name][0], max=VARYING[name][1])
+        for at, name in varying(module).items()
+    }
+
+
 FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
-"""--format -> (module, example, axes that vary, metadata) -> the file's content, and what runs it."""
+"""--format -> (module, metadata) -> the file's content, and what runs it."""
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
@@ -188,70 +256,50 @@ def export(options: argparse.Namespace, console: Console) -> int:
         raise UserError(
             f"--format {options.format} needs packages: pip install {' '.join(lacking)}"
         )
-    whole, start, classes, arch = load(options.checkpoint, arch=options.arch)
+    whole, start, arch, samples = load(
+        options.checkpoint, arch=options.arch, images=options.images
+    )
+    task = start.config.model.task
     weights = "the average of its weights" if start.of_average else "its network"
     console.info(f"{options.checkpoint}: {weights} is exported")
-    side = whole.framing.image_size
-    axes = {
-        0: torch.export.Dim("batch", min=1, max=1 << 16),
-        1: torch.export.Dim("height", min=2, max=1 << 15),
-        2: torch.export.Dim("width", min=2, max=1 << 15),
-    }
-    example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
     path = options.output or options.checkpoint.with_suffix(f".{options.format}")
     if path.exists() and path.samefile(options.checkpoint):
         raise UserError(f"--output {path} is the checkpoint itself; name another file")
-    separate = start.config.optimisation.loss == "bce" or start.config.data.multi_label
     about = {
-        "classes": json.dumps([utf8(name) for name in classes]),
+        "task": task,
+        "classes": json.dumps([utf8(name) for name in start.trained]),
         "arch": arch,
-        "probabilities": "sigmoid" if separate else "softmax",
         "preprocessing": json.dumps({"where": "inside", **asdict(whole.framing)}),
     }
+    if "logits" in whole.outputs:
+        config = start.config
+        separate = config.optimisation.loss == "bce" or config.data.multi_label
+        about["probabilities"] = "sigmoid" if separate else "softmax"
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-")
     with temporary as folder:
         # a file that is not whole, or wrong, never has the name
         new = Path(folder) / path.name
-        content, run = FORMATS[options.format](whole, example, axes, about)
-        count, largest, scale = compared(run, whole, images(start, options.images))
-        share = largest / max(scale, 1e-6)
-        difference = f"{largest:.2g}, where the largest logit is {scale:.3g}"
-        console.info(
-            f"largest difference from PyTorch in fp32 over {count} images: {difference}"
-        )
-        if share > TOLERANCE:
-            most = f"{TOLERANCE:.0%} of the largest logit"
-            console.warn(f"{path} is not written: it may differ by {most} at most")
+        content, run = FORMATS[options.format](whole, about)
+        try:
+            verdict = EXPORTED[task].check(run, whole, samples)
+        except UserError:
+            raise
+        except Exception as error:  # each runtime has its own
+            console.warn(
+                f"{path} is not written: it does not run: {one_line(str(error))}"
+            )
+            return 1
+        console.info(verdict.said)
+        if not verdict.right:
+            console.warn(f"{path} is not written: {verdict.wanted}")
             return 1
         with _writing(path):
             new.write_bytes(content)
             new.replace(path)
-    console.info(f"{path}: {len(classes)} classes")
+    console.info(f"{path}: written")
     return 0
-
-
-def compared(
-    run: Run, whole: Preprocessed, samples: Iterator[np.ndarray]
-) -> tuple[int, float, float]:
-    """Return how many images were compared, the largest difference of a logit, and the largest logit."""
-    count = 0
-    largest = scale = 0.0
-    for pixels in islice(samples, CHECKED):
-        # of one, and of two
-        batch = np.stack([pixels, pixels[:, ::-1]] if count % 2 else [pixels])
-        with torch.inference_mode():
-            expected = whole(torch.from_numpy(batch)).numpy()
-            difference = np.abs(run(batch) - expected).max()
-        largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
-        scale = max(scale, float(np.abs(expected).max()))
-        count += 1
-    if not count:
-        raise UserError(
-            "none of the images to check the file on can be read: --images FOLDER"
-        )
-    return count, largest, scale
 
 
 @contextmanager
@@ -291,7 +339,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help="default: beside the checkpoint")
     parser.add_argument(
-        "--images", type=Path, help="a folder to check on; default: the validation data"
+        "--images",
+        type=Path,
+        help="a folder of images, or of videos, to check on; default: the validation data",
     )
     options = parser.parse_args(arguments)
     return exit_code("export", lambda: export(options, Console()), Unusable)

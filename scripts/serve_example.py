@@ -38,6 +38,10 @@ def main(model: str, *images: str) -> None:
         said = f"{model} is no ONNX file of scripts.export ({first})"
         print(f"serve_example: {said}", file=sys.stderr)
         sys.exit(2)
+    if (task := about.get("task", "classification")) != "classification":
+        said = f"{model} is of --task {task}, and this example of image classifiers"
+        print(f"serve_example: {said}", file=sys.stderr)
+        sys.exit(2)
     table = csv.writer(sys.stdout)
     table.writerow(["path", "class", "probability", "error"])
     for path in images:

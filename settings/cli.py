@@ -161,6 +161,10 @@ class _Help(argparse.HelpFormatter):
             lines = textwrap.wrap(words, narrower, break_on_hyphens=False)
         return lines
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = self._split_lines(text, width - len(indent))
+        return "\n".join(indent + line for line in lines)
+
 
 def _add(
     section: Any, name: str, info: FieldInfo, tables: Mapping[str, Iterable[str]]

@@ -56,6 +56,7 @@ def _table(text: str) -> dict[str, str]:
 
 
 OURS = _table("""
+checkpoint-hist: --keep-best N, beside last.pt and best.pt
 model: --arch NAME
 model-name: --arch NAME
 a: --arch NAME
@@ -186,7 +187,6 @@ world-size: torchrun says how many ranks there are; leave it out
 dist-url: torchrun says where the ranks meet; leave it out
 local-rank: torchrun sets LOCAL_RANK; leave it out
 channels-last: images are channels_last always; leave it out
-checkpoint-hist: last.pt and best.pt are kept; --keep N keeps the last N beside them
 class-map: the classes are those of --data; leave it out
 dist-bn: a validation has rank 0's batch norm; leave it out, or --sync-bn true
 eval-metric: best.pt is the best by top-1, or by mAP; leave it out
@@ -244,6 +244,7 @@ lr-cycle-mul lr-k-decay: 1.0
 lr-cycle-limit recount: 1
 variable-batch-loss-scale: none
 patience-epochs: 10
+checkpoint-hist: 10
 mixup-mode: batch
 """)
 """timm's own defaults that act as a run here does, where they are not UNSET."""

@@ -52,7 +52,7 @@ class Run(Settings):
     profile: bool = False
     """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
     table of operators."""
-    log: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
+    log: tuple[Literal["wandb", "mlflow", "trackio", "aim"], ...] = ()
     """Trackers that get what TensorBoard gets, where they are installed."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""
@@ -67,6 +67,8 @@ class Run(Settings):
     keep: Annotated[int, Field(ge=0)] = 0
     """Checkpoints that stay beside last.pt as step-N.pt, the newest ones; where last.pt is damaged, --resume
     auto takes the one before."""
+    keep_best: Annotated[int, Field(ge=0)] = 0
+    """Checkpoints of the best validations that stay beside best.pt, as top1-0.81250-step-000000200.pt."""
     unkillable: PositiveInt | None = None
     """Go on within seconds when ranks die: each rank has a snapshot of every N-th step in memory. Needs
     --resume auto (docs/unkillable.md)."""

@@ -42,6 +42,10 @@ SWEEPS: dict[str, str] = {
         f"{UNIT}detection_weights.py::test_the_same_layers*[{name}]": "fasterrcnn of the same backbone"
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
     },
+    f"{UNIT}preprocessing.py::test_a_detector_as_onnx*[ssd300_vgg16]": "ssdlite, by the same code",
+    f"{UNIT}preprocessing.py::test_a_detector_as_onnx*[fcos_resnet50_fpn]": "fcos_tiny, by the same code",
+    f"{UNIT}preprocessing.py::test_a_detector_as_onnx*[fasterrcnn_resnet50_fpn]": "the smaller one",
+    f"{UNIT}preprocessing.py::test_a_detector_as_onnx*[retinanet_resnet50_fpn]": "fcos_tiny, with like steps",
     # demos, benchmarks and installations as a whole
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",

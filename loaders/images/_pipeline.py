@@ -24,7 +24,8 @@ DEPTH = 2
 """Batches that DALI has under way."""
 HARDWARE_SHARE = 0.8
 """Share of the JPEGs for nvJPEG's hardware engines. The SMs decode the rest, once threads of the host have undone
-their Huffman code: docs/benchmarks/train.md."""
+their Huffman code. Shares of 0.65, 0.8 and 1 made 35,511, 37,501 and 36,706 img/s of ResNet-18 on four H100s (one run
+each, 8,000 JPEGs, commit 2cd60daf)."""
 FEW_THREADS = 8
 """Threads below which the engines get all JPEGs: so few would take longer for the rest than the engines for all."""
 FANCY_UPSAMPLING = False

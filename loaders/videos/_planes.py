@@ -125,6 +125,15 @@ class Fitter:
         np.copyto(out, np.rot90(self._pixels, self._turns))
 
 
+def pixels_of(picture: Picture) -> Array:
+    """Return a whole picture as it is displayed, uint8 [H, W, 3]."""
+    height, width = picture.shape
+    out = np.empty((height, width, 3), np.uint8)
+    everything = np.array([0, 0, width, height])
+    Fitter(picture, everything, everything, (height, width)).fill(out, picture)
+    return out
+
+
 def seen_and_taken(
     picture: Picture, region: Array, window: Array
 ) -> tuple[Array, Array]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
 
 from scripts import export, serve_example
+from scripts._export_check import BEST, in_both
+from scripts._preprocessing import ClipFraming
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import Runner, draw, kept, rows, summary
+from tests.end_to_end.runs import ROOT, Runner, draw, kept, rows, summary
 from tests.unit.coco_files import write_coco
+from tests.unit.video_files import make
 
 HERE = ("--workers 0 --ceilings false",)
 TRAINED = ("--loader torchvision --batch-size 12 --precision fp32",)
@@ -154,8 +161,11 @@ def test_a_list_keeps_its_order_and_flips_are_averaged(home: Runner) -> None:
         )
 
 
-def test_what_is_exported_answers_as_predict_does(home: Runner) -> None:
-    whole, *_ = export.load(home.cwd / "run/last.pt", arch=None)
+def test_what_is_exported_answers_as_predict_does(
+    home: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    whole, *_ = export.load(home.cwd / "run/last.pt", images=home.cwd / "photos")
     for row in rows(predicted(home, "--predict data/val --resume run")):
         pixels = np.array(Image.open(home.cwd / row["path"]))
         with torch.inference_mode():
@@ -176,15 +186,22 @@ def test_an_export_that_fails_leaves_no_file(
     said = "export: full/model.pt2: cannot be written: File too large; choose another"
     assert ended.err == f"{said} --output\n"
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
-    monkeypatch.setitem(export.FORMATS, "pt2", lambda *_: (b"", zeros))
-    assert export.main([*pt2, "new/wrong.pt2"]) == 1
-    assert not list(Path("new").iterdir())
-    assert "is not written" in " ".join(capsys.readouterr().out.split())
+    for run, said in (zeros, "differ by 1%"), (refuses, "does not run: no such shape"):
+        monkeypatch.setitem(export.FORMATS, "pt2", lambda *_, run=run: (b"", run))
+        assert export.main([*pt2, "new/wrong.pt2"]) == 1
+        assert not list(Path("new").iterdir())
+        out = " ".join(capsys.readouterr().out.split())
+        assert "is not written" in out and said in out
 
 
-def zeros(batch: np.ndarray) -> np.ndarray:
+def refuses(batch: np.ndarray) -> list[np.ndarray]:
+    """Fail as a runtime does whose file does not fit its input."""
+    raise RuntimeError("no such shape")
+
+
+def zeros(batch: np.ndarray) -> list[np.ndarray]:
     """Return the logits of a file that computes something else."""
-    return np.zeros((len(batch), len(CLASSES)), np.float32)
+    return [np.zeros((len(batch), len(CLASSES)), np.float32)]
 
 
 def test_what_is_no_onnx_file_is_not_served(
@@ -196,6 +213,75 @@ def test_what_is_no_onnx_file_is_not_served(
             serve_example.main(model, picture)
         assert ended_by.value.code == 2
         assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
+
+
+SHARED = ROOT.parent / "shared" / "data"
+"""Real images and videos, where they are."""
+
+
+def real(name: str) -> Path:
+    """Return a folder of SHARED; skips where it is not there."""
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"{SHARED / name} is not there")
+    return SHARED / name
+
+
+RECORDED = ("demo.mp4", "flipping_a_pancake.mkv", "sample_av1.mp4")
+
+
+@pytest.fixture(scope="module")
+def clips(home: Runner) -> Path:
+    """Return a checkpoint of a video classifier that has seen six videos."""
+    for split, count in (("train", 2), ("val", 1)):
+        for label, name in enumerate(("jump", "run", "walk")):
+            for i in range(count):
+                path = home.cwd / "videos" / split / name / f"{i}.mp4"
+                make(
+                    path, frames=16 + 4 * label, size=(48, 64), numbers_from=99 * label
+                )
+    network = ("--task video --arch r3d_tiny --image-size 32 --val-resize 37",)
+    views = ("--clip-frames 4 --clip-stride 2 --val-clips 1 --val-crops 1",)
+    run = ("--loader pyav --batch-size 3 --epochs 1 --val-every 0 --output clips",)
+    home("--data videos", *HERE, *network, *views, *run).done()
+    return home.cwd / "clips" / "last.pt"
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["drawn", "recorded"])
+def test_an_exported_video_classifier_answers_as_predict_does(
+    home: Runner, clips: Path, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the frames that the loader shows, and of those that a user of PyAV takes."""
+    monkeypatch.chdir(home.cwd)
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    paths = sorted((home.cwd / "videos" / "val").glob("*/*"))
+    if recorded:
+        paths = [real("video_sample") / name for name in RECORDED]
+    listed = home.cwd / f"{recorded}.csv"
+    listed.write_text("".join(f"{path}\n" for path in paths))
+    whole, _, _, samples = export.load(clips, images=listed)
+    assert isinstance(whole.framing, ClipFraming)
+    assert (whole.framing.frames, whole.framing.stride) == (4, 2)
+    _, run = export.as_pt2(whole, {}) if recorded else export.as_onnx(whole, {})
+
+    def shares(clip: np.ndarray) -> np.ndarray:
+        ((logits,),) = run(clip[None])
+        return logits - np.logaddexp.reduce(logits)
+
+    table = rows(predicted(home, "--predict", listed, "--resume clips/last.pt"))
+    for row, clip in zip(table, samples, strict=True):
+        found = {
+            row[f"class{more}"]: np.log(float(row[f"probability{more}"]))
+            for more in ("", "_2", "_3")
+        }
+        expected = [found[name] for name in sorted(found)]
+        with av.open(row["path"]) as video:
+            frames = [one.to_ndarray(format="rgb24") for one in video.decode(video=0)]
+        middle = (len(frames) - 7) // 2
+        plain = np.stack(frames[middle : middle + 7 : 2])
+        spread = np.ptp(expected)
+        assert np.abs(shares(clip) - expected).max() < 0.01 * spread
+        # FFmpeg's own RGB is one to two grey levels off
+        assert np.abs(shares(plain) - expected).max() < 0.03 * spread
 
 
 def detections(folder: Path, names: Path) -> list[tuple[str, str, list[float], float]]:
@@ -214,9 +300,9 @@ def detections(folder: Path, names: Path) -> list[tuple[str, str, list[float], f
     )
 
 
-def test_detectors_find_what_the_validation_found(
-    home: Runner, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def detector(home: Runner) -> Path:
+    """Return a checkpoint of a detector, trained for two steps, which finds much in any image."""
     data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
     training = ("--task detection --arch fcos_tiny --image-size 64 --longer-side 96",)
     run = (*training, "--batch-size 4 --lr 0.001")
@@ -233,17 +319,88 @@ def test_detectors_find_what_the_validation_found(
         "head.classification_head.cls_logits.bias"
     ].zero_()  # else it finds nothing as yet
     torch.save(content, home.cwd / "detector" / "last.pt")
+    return home.cwd / "detector" / "last.pt"
+
+
+def test_detectors_find_what_the_validation_found(home: Runner, detector: Path) -> None:
     home(
         *HERE,
         "--evaluate true --resume detector/last.pt --output evaluated",
     ).done()
     folder = predicted(home, "--predict coco/val2017 --resume detector/last.pt").parent
     found = detections(folder, folder / "images.json")
-    annotations = data / "annotations" / "instances_val2017.json"
+    annotations = home.cwd / "coco" / "annotations" / "instances_val2017.json"
     assert found and found == detections(home.cwd / "evaluated", annotations)
     assert len(list((folder / "drawn").iterdir())) == 6
-    assert export.main([str(home.cwd / "detector" / "last.pt")]) == 2
-    assert (
-        "detection is not exported, image classifiers alone are"
-        in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("photographs", [False, True], ids=["drawn", "photographs"])
+def test_an_exported_detector_finds_what_predict_does(
+    home: Runner,
+    detector: Path,
+    photographs: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    paths = sorted((home.cwd / "coco" / "val2017").iterdir())
+    if photographs:
+        paths = sorted(real("coco_sample/val2017").iterdir())[::4]
+    images = home.cwd / f"{photographs}.csv"
+    images.write_text("".join(f"{path}\n" for path in paths))
+    file = home.cwd / "detector.onnx"
+    flags = ["--images", str(images), "--output", str(file)]
+    assert export.main([str(detector), *flags]) == 0
+    assert "best detections of the file and of PyTorch" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(file)
+    about = session.get_modelmeta().custom_metadata_map
+    classes = json.loads(about["classes"])
+    assert about["task"] == "detection" and classes[0] == "__background__"
+
+    flags_of_loader = "--resume detector/last.pt --batch-size 1"
+    folder = predicted(home, "--predict", images, flags_of_loader).parent
+    told = json.loads((folder / "images.json").read_text())
+    categories = {one["id"]: one["name"] for one in told["categories"]}
+    of_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for one in json.loads((folder / "detections.json").read_text()):
+        of_image[one["image_id"]].append(one)
+    same = total = 0
+    for image in told["images"]:
+        pixels = np.asarray(Image.open(image["file_name"]).convert("RGB"))
+        boxes, labels, scores = session.run(None, {"images": pixels})
+        named = [
+            classes.index(categories[one["category_id"]])
+            for one in of_image[image["id"]]
+        ]
+        boxes_here = np.array([one["bbox"] for one in of_image[image["id"]]])
+        boxes_here[:, 2:] += boxes_here[:, :2]
+        scores_here = np.array([one["score"] for one in of_image[image["id"]]])
+        predictions = [boxes_here, np.array(named), scores_here]
+        best = [each[:BEST] for each in predictions]
+        # a class that is no category is none of detections.json
+        same += int(in_both(best, [boxes, labels, scores]).sum())
+        total += len(best[0])
+    assert total >= 5 * BEST
+    assert same >= 0.95 * total
+
+    with pytest.raises(SystemExit):
+        serve_example.main(str(file), str(paths[0]))
+    assert "is of --task detection" in capsys.readouterr().err
+
+
+def test_what_is_not_exported_is_said(
+    home: Runner, detector: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*flags: str, **changed: Any) -> str:
+        torch.save(kept(detector) | changed, home.cwd / "changed.pt")
+        assert export.main([str(home.cwd / "changed.pt"), *flags]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    flags = ("--images", str(home.cwd / "coco" / "val2017"))
+    assert "pt2 is not for detectors" in said("--format", "pt2", *flags)
+    assert "neither masks nor keypoints" in said(arch="maskrcnn_resnet50_fpn")
+    superres = {"config": {"task": "superres"}, "used": {}, "arch": "srcnn_x3"}
+    assert "superres is not exported, classification, detection, video are" in said(
+        **superres
     )

@@ -15,7 +15,7 @@ import pytest
 from dataset.videos.scan import open_videos
 from loaders import Undecodable
 from loaders.videos._packets import Packets
-from loaders.videos._planes import Fitter, Picture
+from loaders.videos._planes import pixels_of
 from loaders.videos.dali_video import Cutting
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav, planes
@@ -38,25 +38,13 @@ def patterns(count: int) -> Iterator[list[int]]:
         yield sorted(set(draws.integers(0, count, 4).tolist()))
 
 
-def upright(picture: Picture) -> np.ndarray:
-    height, width = picture.shape
-    out = np.empty((height, width, 3), np.uint8)
-    Fitter(
-        picture,
-        np.array([0, 0, width, height]),
-        np.array([0.0, 0, width, height]),
-        (height, width),
-    ).fill(out, picture)
-    return out
-
-
 def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
     """What went wrong, counted: frames with another number, and patterns that were refused."""
     found = {"wrong": 0, "refused": 0}
     for frames in patterns(len(made.videos.pts(sample))):
         try:
             came = {
-                frame: number(upright(picture))
+                frame: number(pixels_of(picture))
                 for frame, picture in read(sample, made.videos.path(sample), frames)
             }
             assert sorted(came) == frames
@@ -128,14 +116,14 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
             )
             turns = int(videos.rotation[sample]) // 90
             expected = {
-                place: upright(planes(frame, turns))
+                place: pixels_of(planes(frame, turns))
                 for place, frame in zip(range(count), decoded, strict=False)
                 if place in frames
             }
         name = os.path.basename(os.fsdecode(videos.path(sample)))
         try:
             found = {
-                frame: upright(picture)
+                frame: pixels_of(picture)
                 for frame, picture in read(sample, videos.path(sample), frames)
             }
         except Undecodable:

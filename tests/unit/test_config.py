@@ -269,7 +269,11 @@ def test_help_lists_every_setting_in_groups(
     with pytest.raises(SystemExit) as stop:
         parse(["--help-all"])
     assert not stop.value.code
-    text = " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    # a word alone on the last line of a paragraph
+    orphans = re.findall(r"[^\n]\n +\w+[.)]+(?=\n\n|$)|\n\w+\.(?=\n\n)", out)
+    assert not orphans
+    text = " ".join(out.split())
     places = [text.index(f"{group} options") for group in GROUPS]
     ends = [*places[1:], len(text)]
     for cls, start, end in zip(GROUPS.values(), places, ends, strict=True):

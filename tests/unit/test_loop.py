@@ -243,6 +243,24 @@ def test_best_is_of_the_network_or_of_its_average(
     assert [each.get("answers") for each in told] == files
 
 
+@pytest.mark.parametrize("larger_is_better", [True, False])
+def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -> None:
+    figures = (0.5, 0.25, 0.75, 0.125, 0.625)
+    toy = Toy(tmp_path, len(figures), *figures)
+    toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
+    toy.training.checkpoints.keep_best = 2
+    (tmp_path / "ap-0.99000-step-000000099.pt").touch()  # of steps that are taken anew
+    assert toy.training.fit()
+    toy.training.checkpoints.wait()
+    ranked = sorted(enumerate(figures, 1), key=lambda one: one[1])
+    best = ranked[-2:] if larger_is_better else ranked[:2]
+    names = {f"ap-{figure:.5f}-step-{STEPS * epoch:09}.pt" for epoch, figure in best}
+    assert {path.name for path in tmp_path.glob("ap-*")} == names
+    for epoch, figure in best:
+        name = f"ap-{figure:.5f}-step-{STEPS * epoch:09}.pt"
+        assert toy.kept(name)[0] == STEPS * epoch, "the weights that were validated"
+
+
 def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:
     toy = Toy(tmp_path, 2, 0.25)
     toy.at = {STEPS + 1: lambda: setattr(toy.training.stop, "signal", 15)}
@@ -443,7 +461,8 @@ def test_the_ceilings_are_measured_before_the_next_epoch_is_begun(
 
 def test_what_an_epoch_leaves_out_is_counted(tmp_path: Path) -> None:
     toy = Toy(tmp_path, 3, val_every=0)
-    toy.training.plan.samples = SAMPLES + 1  # and no step has the last one
+    plan: Any = toy.training.plan
+    plan.samples = SAMPLES + 1  # and no step has the last one
     toy.training.fit()
     assert toy.training.progress.dropped == 3
 

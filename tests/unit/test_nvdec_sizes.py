@@ -13,7 +13,7 @@ from av.bitstream import BitStreamFilterContext
 from dataset.videos.scan import open_videos
 from loaders import Undecodable
 from loaders.videos._packets import Packets
-from loaders.videos._planes import Fitter
+from loaders.videos._planes import pixels_of
 from loaders.videos._surfaces import Fit
 from loaders.videos.dali_video import Cutting
 from loaders.videos.exact import exact
@@ -59,8 +59,7 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
         whole, wanted = np.array([0, 0, width, height]), [1, 2]
         right = {}
         for frame, picture in pyav(sample, kinds.videos.path(sample), wanted):
-            right[frame] = np.empty((height, width, 3), np.uint8)
-            Fitter(picture, whole, whole, (height, width)).fill(right[frame], picture)
+            right[frame] = pixels_of(picture)
         for frame, picture, surface in read(sample, wanted):
             assert picture.shape == (height, width)
             found = Fit(picture, whole, whole, (height, width))(surface[None])[

@@ -25,6 +25,7 @@ DISTRIBUTION = {
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
     *(
+        "aim",
         "albumentations",
         "apex",
         "kornia",

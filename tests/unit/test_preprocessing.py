@@ -1,6 +1,10 @@
-"""The preprocessing inside an exported file is Pillow's, to a grey level."""
+"""An exported file frames as the validation does, to a grey level, and one that is wrong is seen."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -8,8 +12,21 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scripts import export
-from scripts._preprocessing import Framing, Preprocessed
+from contracts import UserError
+from loaders.images.decoders import resize_window
+from loaders.videos._planes import Fitter, rgb
+from models.detection import build, native
+from plan import windows
+from plan.clips import fixed_window
+from scripts import _export_check, export
+from scripts._preprocessing import (
+    ClipFraming,
+    Clips,
+    Detections,
+    Framing,
+    Images,
+)
+from tests.unit.test_detection_models import FAMILIES, SMALL, quick, shape_of, whole
 
 
 def framing(window: str, interpolation: str) -> Framing:
@@ -31,8 +48,8 @@ def framing(window: str, interpolation: str) -> Framing:
 def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
     # bicubic overshoots at edges, and what is clipped between two passes depends on which is the first
     pixels = np.random.default_rng(0).integers(40, 216, (*size, 3), dtype=np.uint8)
-    whole = Preprocessed(nn.Identity(), framing(window, interpolation))
-    got = whole(torch.from_numpy(pixels)[None])[0]
+    module = Images(nn.Identity(), framing(window, interpolation))
+    got = module(torch.from_numpy(pixels)[None])[0]
     height, width = size
     box = (0.0, 0.0, float(width), float(height))
     if window == "center":
@@ -54,15 +71,221 @@ def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
     assert difference.max() <= 1.01 and difference.mean() < 0.3
 
 
-def test_a_file_that_computes_something_else_is_seen() -> None:
+LEVELS = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}
+"""Pixels that stay grey levels."""
+
+
+@pytest.mark.parametrize("size", [(61, 40), (40, 67), (30, 30)])
+def test_a_clip_is_the_middle_crop_of_the_validation(size: tuple[int, int]) -> None:
+    height, width = size
+    clip = np.random.default_rng(0).integers(0, 256, (2, *size, 3), dtype=np.uint8)
+    framing = ClipFraming(
+        window="center",
+        resize=29,
+        image_size=24,
+        frames=2,
+        stride=1,
+        fps=None,
+        interpolation="bilinear",
+        exif="stored",
+        **LEVELS,
+    )
+    got = Clips(nn.Identity(), framing)(torch.from_numpy(clip)[None])[0]
+    sides = np.array([height]), np.array([width])
+    (region,), (window,) = fixed_window(*sides, np.array([1]), resize=29, crop=24)
+    expected = np.empty((2, 24, 24, 3), np.uint8)
+    for frame, out in zip(clip, expected, strict=True):
+        picture = rgb(frame)
+        Fitter(picture, region, window, (24, 24)).fill(out, picture)
+    difference = np.abs(got.permute(1, 2, 3, 0).numpy() - expected)
+    assert difference.max() <= 1.01 and difference.mean() < 0.3
+
+
+class Seen(nn.Module):
+    """In place of a detector: keeps what it is given, and finds one box, the filled part of it."""
+
+    def forward(
+        self, images: torch.Tensor, sizes: list[tuple[int, int]]
+    ) -> list[dict[str, torch.Tensor]]:
+        self.images = images
+        ((self.height, self.width),) = sizes
+        box = torch.tensor([[0.0, 0.0, self.width, self.height]])
+        return [{"boxes": box, "labels": torch.tensor([1]), "scores": torch.ones(1)}]
+
+
+# Of (90, 130) the shorter side is 62 pixels, since 90 x (63 / 90) is below 63 in fp64. In fp32 what fills the network's
+# input reaches beyond an image of (54, 107).
+@pytest.mark.parametrize("size", [(48, 64), (333, 50), (7, 300), (90, 130), (54, 107)])
+def test_a_detector_gets_the_whole_image_as_the_validation_fits_it(
+    size: tuple[int, int],
+) -> None:
+    framing = Framing(
+        window="fit",
+        resize=63,
+        image_size=100,
+        interpolation="bilinear",
+        exif="stored",
+        **LEVELS,
+    )
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    seen = Seen()
+    boxes, *_ = Detections(seen, framing)(torch.from_numpy(pixels))
+    sides = np.array([size[0]]), np.array([size[1]])
+    height, width = (int(side[0]) for side in windows.fitted(*sides, 63, 100))
+    assert (seen.height, seen.width) == (height, width)
+    assert seen.images.shape[2] % 32 == seen.images.shape[3] % 32 == 0
+    assert not seen.images[:, :, height:].any()
+    assert not seen.images[..., width:].any()
+    expected = np.empty((height, width, 3), np.uint8)
+    everything = np.array([0.0, 0, size[1], size[0]])
+    resize_window(expected, pixels, everything, "bilinear")
+    got = seen.images[0, :, :height, :width].permute(1, 2, 0).numpy()
+    difference = np.abs(got - expected)
+    assert difference.max() <= 1.01 and difference.mean() < 0.3
+    limits = [0, 0, size[1], size[0]]
+    assert boxes.numpy() == pytest.approx(np.array([limits]), abs=1e-3)
+    assert (boxes[0] <= torch.tensor(limits)).all()
+
+
+def test_logits_that_differ_are_seen() -> None:
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    whole = Preprocessed(network, framing("center", "bilinear"))
+    module = Images(network, framing("center", "bilinear"))
     images = [np.full((40, 50, 3), level, np.uint8) for level in (51, 102, 255)]
 
-    def wrong(batch: np.ndarray) -> np.ndarray:
-        logits: np.ndarray = whole(torch.from_numpy(batch)).numpy()
-        return logits + 0.25
+    def wrong(batch: np.ndarray) -> list[np.ndarray]:
+        logits: np.ndarray = module(torch.from_numpy(batch)).numpy()
+        return [logits + 0.25]
 
-    count, largest, scale = export.compared(wrong, whole, iter(images))
-    assert count == 3 and scale == pytest.approx(1.0)
-    assert largest == pytest.approx(0.25)
+    verdict = _export_check.logits(wrong, module, iter(images))
+    assert not verdict.right
+    assert "over 3 images: 0.25, where the largest logit is 1" in verdict.said
+
+
+SCORES = re.compile(r"cls_(logits|score)$|classification_head.module_list")
+"""Name of a layer that scores classes."""
+SIZES = [(96, 128), (200, 90), (40, 44), (300, 411)]
+"""None is that of the example that an export runs."""
+
+
+def detector(arch: str, **changed: Any) -> Detections:
+    """Return a detector of random weights whose scores are far apart, with its preprocessing."""
+    torch.manual_seed(1)
+    made = native(arch)
+    network, _ = build(arch, classes=5, shape=shape_of(arch))
+    quick(whole(network))
+    framing = Framing(
+        window="fit" if made.longer else "stretch",
+        resize=64 if made.longer else made.size,
+        image_size=96 if made.longer else made.size,
+        interpolation="bilinear",
+        exif="stored",
+        **{"mean": made.mean, "std": made.std} | changed,
+    )
+    module = Detections(network, framing)
+    spread(module)
+    return module.eval()
+
+
+def spread(module: Detections) -> None:
+    """Fit norms, and the layers that score classes, to pictures: else scores differ by their last bits."""
+    hooks = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            hooks.append(layer.register_forward_pre_hook(normalised))
+        elif getattr(layer, "bias", None) is not None and SCORES.search(name):
+            hooks.append(layer.register_forward_hook(scaled))
+    with torch.no_grad():
+        for picture in pictures():
+            module.eval()(torch.from_numpy(picture))
+    for hook in hooks:
+        hook.remove()
+
+
+def normalised(norm: Any, inputs: tuple[torch.Tensor]) -> None:
+    """Give a norm the mean square of its input as variance, which no channel of a single pixel lacks."""
+    norm.running_var.copy_(inputs[0].square().mean((0, 2, 3)))
+
+
+def scaled(layer: Any, _: Any, outputs: torch.Tensor) -> torch.Tensor:
+    """Scale a layer so that its outputs, which are returned, deviate by 1; later by 1 at most."""
+    shift, scale = outputs.mean(), outputs.std()
+    if hasattr(layer, "is_scaled") and scale < 1:
+        return outputs
+    layer.is_scaled = True
+    layer.weight.div_(scale)
+    layer.bias.sub_(shift).div_(scale)
+    return (outputs - shift) / scale
+
+
+def pictures() -> Iterator[np.ndarray]:
+    """Yield smooth pictures of SIZES."""
+    rng = np.random.default_rng(0)
+    for height, width in SIZES:
+        coarse = rng.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+        yield np.array(Image.fromarray(coarse).resize((width, height)))
+
+
+@pytest.mark.parametrize("arch", ["fcos_tiny", SMALL, *FAMILIES])
+def test_a_detector_as_onnx_finds_what_it_finds_here(arch: str) -> None:
+    """In images of any size: SSD's own steps after its heads are torchvision's in the file."""
+    module = detector(arch)
+    _, run = export.as_onnx(module, {})
+    verdict = _export_check.detections(run, module, pictures())
+    assert verdict.right and not verdict.said.startswith("nothing"), verdict.said
+    for pixels in pictures():
+        boxes, labels, scores = run(pixels)
+        assert boxes.dtype == scores.dtype == np.float32 and labels.dtype == np.int64
+        assert (np.diff(scores) <= 0).all(), "best first"
+        assert np.isin(labels, range(5)).all()
+
+
+def test_a_file_may_find_nothing() -> None:
+    module = detector("fcos_tiny")
+    whole(module.network).score_thresh = 1.0
+    _, run = export.as_onnx(module, {})
+    assert [one.shape for one in run(next(pictures()))] == [(0, 4), (0,), (0,)]
+    verdict = _export_check.detections(run, module, pictures())
+    assert verdict.right and verdict.said.startswith("nothing is found in 4 images")
+
+
+class Found(NamedTuple):
+    """The outputs of a detector's file."""
+
+    boxes: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+
+FAULTS: dict[str, Callable[[np.ndarray, Found], Any]] = {
+    "boxes in pixels of the network": lambda pixels, found: found._replace(
+        boxes=found.boxes * 64 / min(pixels.shape[:2])
+    ),
+    "labels from 0": lambda _, found: found._replace(labels=found.labels - 1),
+    "other scores": lambda _, found: found._replace(scores=found.scores + 0.05),
+    "others as well": lambda _, found: [
+        np.concatenate([one + 1, one]) for one in found
+    ],
+    "nothing": lambda _, found: [one[:0] for one in found],
+}
+
+
+@pytest.mark.parametrize("fault", [None, "wrong mean", *FAULTS])
+def test_detections_that_differ_are_seen(fault: str | None) -> None:
+    module = detector("fcos_tiny")
+    file = module
+    if fault == "wrong mean":
+        file = detector("fcos_tiny", mean=module.framing.mean[::-1])
+
+    def run(pixels: np.ndarray) -> list[np.ndarray]:
+        with torch.inference_mode():
+            found = Found(*(one.numpy() for one in file(torch.from_numpy(pixels))))
+        return list(FAULTS[fault](pixels, found) if fault in FAULTS else found)
+
+    verdict = _export_check.detections(run, module, pictures())
+    assert verdict.right == (fault is None), verdict.said
+
+
+@pytest.mark.parametrize("check", [_export_check.logits, _export_check.detections])
+def test_nothing_to_check_on_is_a_mistake(check: Any) -> None:
+    with pytest.raises(UserError, match="none of the files"):
+        check(lambda given: [given], detector("fcos_tiny"), iter(()))

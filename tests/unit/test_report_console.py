@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from report.console import Bar, Console, rows
+from scripts.export import EXPORTED
+from tasks import TASKS
 from tasks.classification import KIND
 from tasks.kind import TaskKind
 from tests.unit.test_meter import Clock
@@ -149,6 +151,17 @@ def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:
     toy = type("Toy", (type(KIND),), {"predicting": TaskKind.predicting})()
     Console(stream=stream).result(SUMMARY, toy, folder=tmp_path)
     assert "predict:" not in stream.getvalue().removeprefix(text)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_command_to_export_is_there_for_what_is_exported(
+    task: str, tmp_path: Path
+) -> None:
+    for arch, boxes in (("own", True), ("maskrcnn_resnet50_fpn", False)):
+        stream = io.StringIO()
+        summary = SUMMARY | {"task": task, "arch": arch}
+        Console(stream=stream).result(summary, KIND, folder=tmp_path)
+        assert ("export:" in stream.getvalue()) == (task in EXPORTED and boxes)
 
 
 def test_what_was_not_measured_is_a_dash_or_left_out() -> None:

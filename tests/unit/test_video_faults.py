@@ -19,10 +19,11 @@ from dataset.videos.columns import Flags, Videos
 from dataset.videos.packets import Times, read
 from dataset.videos.scan import open_videos
 from loaders import Undecodable
+from loaders.videos._planes import pixels_of
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav, planes
 from tests.unit.clip_kinds import CLAIMED
-from tests.unit.test_clip_readers import patterns, upright
+from tests.unit.test_clip_readers import patterns
 from tests.unit.test_video_scan import FLAGS_PLACE, copied, remuxed
 from tests.unit.video_files import make, number, with_lengths
 
@@ -38,7 +39,7 @@ def in_sequence(path: Path) -> dict[int, set[int]]:
         stream = file.streams.best("video")
         assert isinstance(stream, av.VideoStream)
         for frame in file.decode(stream):
-            shown[frame.pts or 0].add(number(upright(planes(frame, 0))))
+            shown[frame.pts or 0].add(number(pixels_of(planes(frame, 0))))
     return shown
 
 
@@ -60,7 +61,7 @@ def compared(path: Path, videos: Videos) -> tuple[int, list[int]]:
     for frames in [[place] for place in range(count)] + list(patterns(count)):
         try:
             came = {
-                frame: number(upright(picture))
+                frame: number(pixels_of(picture))
                 for frame, picture in reader(0, videos.path(0), frames)
             }
         except Undecodable:
@@ -139,7 +140,7 @@ def test_key_frames_are_those_of_the_codec(
         reader = Pyav(videos)
         for frames in patterns(len(times.pts)):
             shown = {
-                frame: number(upright(each))
+                frame: number(pixels_of(each))
                 for frame, each in reader(0, videos.path(0), frames)
             }
             assert shown == {frame: frame for frame in frames}
