@@ -82,9 +82,9 @@ def path(text: str = "") -> str:
     return min((first(), *others()), key=lambda file: lacking(text, file))
 
 
-def font(size: float, text: str = "") -> ImageFont.FreeTypeFont:
-    """Return the font of a text at a size in pixels."""
-    return _opened(path(text), size)
+def font(size: float) -> ImageFont.FreeTypeFont:
+    """Return matplotlib's font at a size in pixels."""
+    return _opened(first(), size)
 
 
 def line(text: str, pixels: float, size: float) -> tuple[str, ImageFont.FreeTypeFont]:
@@ -104,7 +104,10 @@ def line(text: str, pixels: float, size: float) -> tuple[str, ImageFont.FreeType
 
 
 def legible(name: str, place: int) -> str:
-    """Return the name of a class; "class 12" for that in place 12 where no font here has its letters."""
+    """Return the name of a class; "class 12" for that in place 12 where no font here has its letters.
+
+    Where there is a classes.csv, the place is the row, from 1 on.
+    """
     name = escaped(name)
     return f"class {place}" if lacking(name, path(name)) else name
 
@@ -116,6 +119,6 @@ def unseen(names: Sequence[str]) -> str | None:
         return None
     return (
         f"names of {len(lost)} classes have letters that no font here has, first {lost[0]}: in pictures they are "
-        "their places in classes.csv, as class 12; install a font, of Debian's fonts-noto-cjk (Chinese, "
-        "Japanese, Korean) or fonts-noto-core (others)"
+        "numbers, as class 12 (their rows of classes.csv, or COCO's ids); install a font, of Debian's "
+        "fonts-noto-cjk (Chinese, Japanese, Korean) or fonts-noto-core (others)"
     )
