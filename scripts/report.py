@@ -30,7 +30,7 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em }}
 h1 {{ font-size: 1.5em; margin: 0 }} h2 {{ font-size: 1.15em; margin: 2em 0 .5em }}
-img {{ max-width: 100%; max-height: 800px }}
+img {{ max-width: 100% }}
 td {{ padding: .1em 1.5em .1em 0; vertical-align: top; overflow-wrap: anywhere }}
 td:first-child {{ color: #666; white-space: nowrap }} pre {{ white-space: pre-wrap; overflow-wrap: anywhere }}
 .first {{ background: #eaf2fa; border-left: 4px solid #08519c; padding: .6em 1em }}

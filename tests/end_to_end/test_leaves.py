@@ -83,6 +83,7 @@ def test_summary_is_the_contract(run: Runner) -> None:
             assert isinstance(value, KINDS.get(kind, object)), f"{key} is {value!r}"
     sizes = ("world_size", "batch_size", "epochs", "steps", "samples", "epoch_steps")
     assert [found[name] for name in sizes] == [1, 10, 2, STEPS, 2 * 96, 10]
+    assert found["epoch_samples"] == 96, "the last step is short"
     assert found["samples_dropped"] == 0 and found["samples_failed"] == []
     assert "--arch squeezenet1_1" in found["command"]
     assert 0 <= found["validation"]["top1"] <= found["best"]["value"] <= 1

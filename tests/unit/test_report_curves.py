@@ -54,8 +54,8 @@ def test_epochs_are_those_of_samples_where_a_resume_has_changed_the_batch(
     found = curves.read(tmp_path, SUMMARY, TOP1)
     assert [at for at, _ in found["loss"]["training"]] == [0.5, 1, 2, 2.6]
     assert [at for at, _ in found["loss"]["validation"]] == [1, 2]
-    ((at, rate),) = found["rate img/s"]["run"]
-    assert (at, rate) == (pytest.approx(1.4), 9.0)
+    ((at, _),) = found["rate img/s"]["run"]
+    assert at == pytest.approx(1.4)
 
 
 def test_a_picture_of_a_run_that_has_trained(tmp_path: Path) -> None:
