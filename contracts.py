@@ -7,6 +7,7 @@ file -> columns -> Plan -> Rows -> Loader -> Batch -> Task.losses -> Step
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,16 @@ LONGEST_MISTAKE = 580
 """Characters of a UserError."""
 
 
+def utf8(text: str) -> str:
+    """Return a text as all of our files have it: a byte of a name that is no UTF-8 is written as \\xff."""
+    if text.isascii():
+        return text
+    named = re.sub(
+        "[\udc80-\udcff]", lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", text
+    )
+    return named.encode("utf-8", "backslashreplace").decode()
+
+
 def escaped(text: str) -> str:
     """Return a text on one line, without a character that acts on a terminal.
 
@@ -36,6 +47,7 @@ def escaped(text: str) -> str:
     """
     if text.isprintable():
         return text
+    text = utf8(text)
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text

@@ -19,6 +19,7 @@ from loaders import open_loader
 from report import record
 from report.console import Console
 from settings.config import Config
+from system import fonts
 from tasks import architecture, kind_of
 from tasks.initial_state import Start
 from tasks.kind import Asked
@@ -152,5 +153,8 @@ def predict(
                 f"predicted {counted(len(found.names), 'file')} in {took:.1f} s{without}"
             )
             console.info(*(f"{path}" for path in written))
+            line = fonts.unseen(classes.names) if classes else None
+            if line and output / "drawn" in written:
+                console.warn(line)
         world.barrier()  # the files are whole before any rank leaves
     return 0

@@ -38,8 +38,13 @@ def of_plan(optimisation: Optimisation, plan: Plan) -> tuple[Optimisation, list[
 
 
 def facts(plan: Plan) -> dict[str, int]:
-    """Return what a summary says of the steps of a plan."""
-    return {"batch_size": plan.batch_size, "epoch_steps": plan.steps()}
+    """Return what a summary says of the steps of a plan; `epoch_samples` are those that an epoch trains on."""
+    steps = plan.steps()
+    return {
+        "batch_size": plan.batch_size,
+        "epoch_steps": steps,
+        "epoch_samples": min(steps * plan.global_batch_size, plan.samples),
+    }
 
 
 def limits(

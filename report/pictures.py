@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from contracts import Array, Batch
-from system.fonts import font, short
+from system.fonts import legible, line
 
 MOST = 16
 """Images that are shown of a batch, at most."""
@@ -22,7 +22,8 @@ LEAST = 128
 """Pixels that an image with a name below it is enlarged to, at least: room for some fifteen letters."""
 ACROSS = 4
 """Images with names in a row: TensorBoard shows the whole sheet 350 pixels wide."""
-FONT = font(14)
+LETTERS = 14
+"""Pixels of their size."""
 
 
 def augmented(
@@ -48,7 +49,8 @@ def augmented(
     if labels is None or several or not classes:
         return shown
     names = [
-        classes[label] if label >= 0 else "" for label in labels[:MOST].cpu().tolist()
+        legible(classes[label], label + 1) if label >= 0 else ""
+        for label in labels[:MOST].cpu().tolist()
     ]
     times = max(-(-LEAST // min(shown.shape[1:3])), 1)
     enlarged = shown.repeat(times, axis=1).repeat(times, axis=2)
@@ -59,6 +61,6 @@ def augmented(
     for place, (image, name) in enumerate(zip(enlarged, names, strict=True)):
         left, top = place % ACROSS * width, place // ACROSS * height
         sheet.paste(Image.fromarray(image), (left, top))
-        cut = short(name, width - 4, FONT)
-        text.text((left + 2, top + height - 21), cut, fill="black", font=FONT)
+        cut, own = line(name, width - 4, LETTERS)
+        text.text((left + 2, top + height - 21), cut, fill="black", font=own)
     return np.asarray(sheet)[None]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import UserError
+from contracts import UserError, utf8
 from settings.run import Run
 from system import storage
 
@@ -203,7 +203,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON has it: NumPy scalars as Python's, paths as text.
+    """Return `value` as JSON has it: NumPy scalars as Python's, paths as text, texts as UTF-8.
 
     What is not finite becomes 'nan', 'inf' or '-inf', which float() reads.
     """
@@ -212,10 +212,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {utf8(str(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | np.ndarray):
         return [plain(item) for item in value]
-    return str(value) if isinstance(value, os.PathLike) else value
+    return utf8(str(value)) if isinstance(value, str | os.PathLike) else value
 
 
 class Record:
@@ -277,7 +277,7 @@ class Record:
         known = path.read_bytes().splitlines() if path.exists() else []
         for line in lines:
             line = line.replace("\n", "\\n").replace("\r", "\\r")
-            known.append(line.encode("utf-8", "surrogateescape"))
+            known.append(utf8(line).encode())
         self.file(name, b"".join(line + b"\n" for line in dict.fromkeys(known)))
 
     def row(self, name: str, cells: Mapping[str, Any]) -> None:

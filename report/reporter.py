@@ -37,6 +37,7 @@ from report.tensorboard import (
     PAGES,
     shares,
 )
+from system import fonts
 from system.timeline import Timeline
 
 NOT_IN_SUMMARY = (
@@ -146,6 +147,8 @@ class Reporter:
         )
         self._board.card(f"{GLANCE}/start_here", rows, self._resumed_at)
         console.begin(description)
+        if here and (line := fonts.unseen(classes)):
+            console.warn(line)
 
     # -- called by the loop ----------------------------------------------------
 

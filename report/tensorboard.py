@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contracts import Array, Reported
+from contracts import Array, Reported, utf8
 from report import stages
 from report.record import Appender, replace
 from report.summary import PHASES
@@ -109,7 +109,7 @@ PAGES = (
     (
         "[CUSTOM SCALARS](#custom_scalars&_smoothingWeight=0&_ignoreYOutliers=false)",
         "rate and ceilings in one chart, efficiency, what a step and a loader spend their time on; a colour a run, "
-        "a mark a curve",
+        "and the tooltip names each curve",
     ),
     ("[HPARAMS](#hparams)", "a row a run: what binds it, loader, network, rate"),
     ("[IMAGES](#images)", "what the network is given, confusion, mistakes"),
@@ -203,7 +203,7 @@ class Board:
             name: values[tag] for tag, name in self._twice.items() if tag in values
         }
         points = [
-            Summary.Value(tag=tag, simple_value=float(value))
+            Summary.Value(tag=utf8(tag), simple_value=float(value))
             for tag, value in {**values, **again}.items()
             if value is not None
             and math.isfinite(value)
@@ -225,7 +225,7 @@ class Board:
         from torch.utils.tensorboard.summary import text
 
         # no table: the page breaks names in its first column beside a long text
-        lines = "\n".join(f"- **{name}**: {value}" for name, value in rows)
+        lines = utf8("\n".join(f"- **{name}**: {value}" for name, value in rows))
         self._event(step=step, summary=text(tag, lines))
 
     def settings(

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Split, UserError, one_line
+from contracts import Array, Split, UserError, one_line, utf8
 from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
@@ -267,7 +267,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         raise UserError(f"--output {path} is the checkpoint itself; name another file")
     about = {
         "task": task,
-        "classes": json.dumps(list(start.trained)),
+        "classes": json.dumps([utf8(name) for name in start.trained]),
         "arch": arch,
         "preprocessing": json.dumps({"where": "inside", **asdict(whole.framing)}),
     }

@@ -6,6 +6,10 @@
 #
 # Prints the tables. A point that takes too long leaves in its log.txt where it was; the same command goes on.
 set -u
+if [ $# -lt 3 ] || { [ "$3" != 1 ] && [ $# -lt 4 ]; }; then
+  echo 'published_gpus: it takes IMAGES OUT 1, or IMAGES OUT 4 VIDEOS' >&2
+  exit 2
+fi
 images=$1 out=$2 gpus=$3
 loader=(python -m scripts.bench loader)
 mkdir -p "$out"

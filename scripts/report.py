@@ -1,4 +1,4 @@
-"""`python -m scripts.report RUN`: report.html of a finished run, one file that needs no network.
+"""`python -m scripts.report RUN --html`: report.html of a finished run, one file that needs no network.
 
 It has what was learnt, the curves, the rate and its ceilings, what a step and the loader's time are made of, the
 worst mistakes, what to change first, the command and the versions; all are read from the run's folder.
@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from contracts import Reported, UserError
+from contracts import Reported, UserError, utf8
 from report import curves
 from report.console import number, rows
 from report.record import replace
@@ -30,7 +30,7 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em }}
 h1 {{ font-size: 1.5em; margin: 0 }} h2 {{ font-size: 1.15em; margin: 2em 0 .5em }}
-img {{ max-width: 100%; max-height: 800px }}
+img {{ max-width: 100% }}
 td {{ padding: .1em 1.5em .1em 0; vertical-align: top; overflow-wrap: anywhere }}
 td:first-child {{ color: #666; white-space: nowrap }} pre {{ white-space: pre-wrap; overflow-wrap: anywhere }}
 .first {{ background: #eaf2fa; border-left: 4px solid #08519c; padding: .6em 1em }}
@@ -108,8 +108,8 @@ def write(folder: Path) -> int:
     # a run of another version may have settings that are not here
     known = {name: value for name, value in preset.items() if name in GROUP_OF}
     content = page(folder, summary, kind_of(build(known)))
-    replace(folder / "report.html", content.encode())
-    print(folder / "report.html")
+    replace(folder / "report.html", utf8(content).encode())
+    print(utf8(f"{folder / 'report.html'}"))
     return 0
 
 
@@ -117,6 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0; 2 for a user's mistake."""
     parser = Parser("report", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a run (--output)")
+    parser.add_argument(
+        "--html", action="store_true", help="the form, of which there is this one"
+    )
     options = parser.parse_args(arguments)
     return exit_code("report", lambda: write(options.run))
 

@@ -6,6 +6,7 @@ train.py --predict.
 
 import csv
 import json
+import os
 import re
 import sys
 
@@ -18,7 +19,8 @@ NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 def inert(cell: str) -> str:
-    """Return a name as a CSV may have it: a spreadsheet runs a text that begins like a formula."""
+    """Return a name as a CSV may have it: UTF-8, and a spreadsheet runs a text that begins like a formula."""
+    cell = os.fsencode(cell).decode("utf-8", "backslashreplace")
     is_formula = cell.startswith(FORMULA) and not NUMBER.fullmatch(cell)
     return f"'{cell}" if is_formula else cell
 

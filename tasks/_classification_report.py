@@ -21,7 +21,7 @@ from torchvision.utils import make_grid
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
-from system.fonts import font, short
+from system.fonts import font, legible, line
 from tasks import _tables
 from tasks._predictions import Answers
 
@@ -32,12 +32,18 @@ MOST_CLASSES = 1_000
 FILES = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
 """Files that not every validation has."""
 MISTAKES = 20
-FONT = font(10)
 SIDE = 160
 """Pixels of a mistake's picture."""
+LETTERS = 10
+"""Pixels of the size of what stands below it."""
+NAMED = 100
+"""Classes up to which the confusion matrix has their names."""
 MARGIN = 200
-"""Pixels beside the confusion matrix, for names of classes."""
-NAMES = font(18)
+"""Pixels beside the confusion matrix, for names of classes and for TITLE."""
+TITLE = 30
+"""Pixels at the edge, for what the axis is."""
+NAMES = 18
+"""Pixels of the size of names there, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +157,20 @@ class Validated:
             tile = Image.new("RGB", (SIDE + 8, SIDE + 50), "white")
             left, top = (SIDE - picture.width) // 2, (SIDE - picture.height) // 2
             tile.paste(picture, (4 + left, top))
-            label = self.classes[int(answers.labels[place])]
-            answer = self.classes[int(answers.classes[place, 0])]
-            lines = (
-                f"{short(label, SIDE - 60, FONT)}, said to be",
-                f"{short(answer, SIDE - 32, FONT)} {answers.shares[place, 0]:.0%}",
-                short(PurePath(self.source.name(sample)).name, SIDE, FONT),
+            label, answer = (
+                legible(self.classes[int(at)], int(at) + 1)
+                for at in (answers.labels[place], answers.classes[place, 0])
             )
-            text = "\n".join(lines)
-            ImageDraw.Draw(tile).text((4, SIDE + 2), text, fill="black", font=FONT)
+            file = PurePath(self.source.name(sample)).name
+            texts = (
+                (label, SIDE - 60, ", said to be"),
+                (answer, SIDE - 32, f" {answers.shares[place, 0]:.0%}"),
+                (file, SIDE, ""),
+            )
+            draw = ImageDraw.Draw(tile)
+            for at, (text, pixels, behind) in enumerate(texts):
+                cut, own = line(text, pixels, LETTERS)
+                draw.text((4, SIDE + 2 + 15 * at), cut + behind, "black", own)
             tiles.append(tile)
         return tiles
 
@@ -174,39 +185,45 @@ def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
 def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
     """Draw a row a label, a column an answer in the same order, dark where its share of the row is.
 
-    Where there is room both have the names of the classes, and cells their numbers.
+    Up to NAMED classes, with which the picture grows, both have their names, and cells their numbers.
     """
-    cell = max(1, 900 // len(matrix))
+    roomy = len(matrix) <= NAMED
+    cell = max(20 if roomy else 1, 900 // len(matrix))
     side = len(matrix) * cell
-    roomy = cell >= 20
+    margin = MARGIN if roomy else TITLE
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     # axes: [label, answer, channel]; from white to dark blue
     colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
     cells = Image.fromarray(colours.astype(np.uint8))
     cells = cells.resize((side, side), Image.Resampling.NEAREST)
-    sheet = Image.new("RGB", (MARGIN + side + 4, MARGIN + side + 4), "white")
+    sheet = Image.new("RGB", (margin + side + 4, margin + side + 4), "white")
     draw = ImageDraw.Draw(sheet)
-    names = Image.new("RGB", (MARGIN, side), "white")
-    across = ImageDraw.Draw(names)
-    middles = [MARGIN + (at + 0.5) * cell for at in range(len(matrix))]
-    for middle, name in zip(middles, classes if roomy else (), strict=False):
-        name = short(name, MARGIN - 12, NAMES)
-        across.text((6, middle - MARGIN), name, "black", NAMES, anchor="lm")
-        draw.text((MARGIN - 6, middle), name, "black", NAMES, anchor="rm")
-    sheet.paste(names.rotate(90, expand=True), (MARGIN, 0))
-    sheet.paste(cells, (MARGIN, MARGIN))
-    end = MARGIN + side
-    for edge in range(MARGIN, end + 1, cell if roomy else side):
-        draw.line((edge, MARGIN, edge, end), "lightgray")
-        draw.line((MARGIN, edge, end, edge), "lightgray")
-    digits = font(min(18, max(cell // 2, 1)))
+    # what is read upwards: the rows' title, and the columns' names
+    title = Image.new("RGB", (side, TITLE), "white")
+    names = Image.new("RGB", (margin, side), "white")
+    upwards, across = ImageDraw.Draw(title), ImageDraw.Draw(names)
+    middles = [margin + (at + 0.5) * cell for at in range(len(matrix))]
+    for place, name in enumerate(classes if roomy else ()):
+        middle, name = middles[place], legible(name, place + 1)
+        cut, own = line(name, margin - TITLE - 10, min(NAMES, cell - 4))
+        across.text((6, middle - margin), cut, "black", own, anchor="lm")
+        draw.text((margin - 6, middle), cut, "black", own, anchor="rm")
+    upwards.text((side / 2, TITLE / 2), "label", "black", font(NAMES), anchor="mm")
+    sheet.paste(names.rotate(90, expand=True), (margin, 0))
+    sheet.paste(title.rotate(90, expand=True), (0, margin))
+    middle = margin + side / 2
+    draw.text((middle, TITLE / 2), "answer", "black", font(NAMES), anchor="mm")
+    sheet.paste(cells, (margin, margin))
+    end = margin + side
+    for edge in range(margin, end + 1, cell if roomy else side):
+        draw.line((edge, margin, edge, end), "lightgray")
+        draw.line((margin, edge, end, edge), "lightgray")
+    digits = font(max(min(18, cell // 2), 1))
     for (row, column), count in np.ndenumerate(matrix) if roomy else ():
         if digits.getlength(str(count)) < cell - 2:
             at = middles[column], middles[row]
             colour = "white" if shares[row, column] > 0.6 else "black"
             draw.text(at, str(count), colour, digits, anchor="mm")
-    titles = "down: label\nacross: answer"
-    draw.text((4, 4), titles, fill="black", font=NAMES)
     return sheet
 
 

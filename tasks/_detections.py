@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Source, Split, World
+from contracts import Source, Split, World, utf8
 from dataset.coco.columns import ANNOTATED, BACKGROUND, UNUSED, Instances
 from dataset.images.columns import Header, Images
 from tasks import _results
@@ -90,7 +90,7 @@ def write_detections(
     images = []
     for place, name in enumerate(asked.names):
         sample = int(asked.samples[place])
-        own: dict[str, Any] = {"file_name": name}
+        own: dict[str, Any] = {"file_name": utf8(name)}
         if sample >= 0:
             own = {"id": int(columns.image_id[sample]), **own}
             own["width"] = int(columns.width[sample])
@@ -98,7 +98,7 @@ def write_detections(
         error = NO_NUMBER if sample in found["not_finite"] else asked.errors.get(place)
         images.append(own | ({} if error is None else {"error": error}))
     named = zip(columns.category_ids.tolist(), columns.class_names, strict=True)
-    categories = [{"id": number, "name": name} for number, name in named]
+    categories = [{"id": number, "name": utf8(name)} for number, name in named]
     listed = folder / "images.json"
     listed.write_text(
         json.dumps({"images": images, "categories": categories}, indent=1) + "\n"

@@ -43,7 +43,7 @@ def predictions(
 
     None when none can be read.
     """
-    named = names(columns)
+    named = _named(columns)
     ids = np.asarray(columns.category_ids)
     tiles = []
     for sample in samples:
@@ -78,6 +78,11 @@ def detected(
     return _drawn(picture, _likely(columns, found, sample), 1.0)
 
 
+def _named(columns: Any) -> dict[int, str]:
+    """Return category id -> its name, as it is drawn."""
+    return {at: fonts.legible(name, at) for at, name in names(columns).items()}
+
+
 def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
     turns = exif_of(columns)
     try:
@@ -89,7 +94,7 @@ def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
 
 def _likely(columns: Any, found: Detections, sample: int) -> Marked:
     """Return the likely detections of a sample, the likeliest last."""
-    named = names(columns)
+    named = _named(columns)
     own = np.flatnonzero(found.image_ids == columns.image_id[sample])
     own = own[np.argsort(-found.scores[own], kind="stable")]
     likely = int((found.scores[own] >= LEAST).sum())
@@ -109,6 +114,7 @@ def _drawn(picture: Image.Image, marked: Marked, scale: float) -> Image.Image:
     pixels = torch.from_numpy(np.array(picture.resize((width, height))))
     boxes = np.array([box for box, _, _ in marked], np.float64) * scale
     boxes[:, 2:] += boxes[:, :2]
+    texts = [text for _, _, text in marked]
     colours = []
     for _, category, _ in marked:
         shares = colorsys.hsv_to_rgb(category * GOLDEN % 1, 0.6, 1.0)
@@ -117,10 +123,10 @@ def _drawn(picture: Image.Image, marked: Marked, scale: float) -> Image.Image:
     drawn = draw_bounding_boxes(
         pixels.permute(2, 0, 1),
         torch.from_numpy(boxes.clip(0, [width - 1, height - 1] * 2)),
-        labels=[text for _, _, text in marked],
+        labels=texts,
         colors=colours,
         width=2,
-        font=fonts.path(),
+        font=fonts.path("".join(texts)),
         font_size=10,
     )
     return Image.fromarray(drawn.permute(1, 2, 0).numpy())
@@ -128,7 +134,7 @@ def _drawn(picture: Image.Image, marked: Marked, scale: float) -> Image.Image:
 
 def curves(scores: Scores) -> Array:
     """Draw, uint8 [1, H, W, 3], precision over recall, the mean over the categories, one curve an overlap."""
-    figure = Figure(figsize=(6, 4.2), dpi=100, layout="constrained")
+    figure = Figure(figsize=(7, 4.2), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     recalls = np.linspace(0, 1, scores.precision.shape[1])
@@ -143,6 +149,7 @@ def curves(scores: Scores) -> Array:
     average = scores.figures()[prefix + "ap"]
     axes.set_title(f"{prefix.replace('_', ' ')}AP {average:.1%}, all classes")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower left", fontsize="small")
+    # beside the axes: a curve may be anywhere in them
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[None, :, :, :3].copy()

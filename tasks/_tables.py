@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from contracts import utf8
+
 Rows = Sequence[dict[str, Any]]
 """Every row has the same names; None is an empty cell."""
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
@@ -50,27 +52,25 @@ def _csv(rows: Rows) -> bytes:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(map(inert, rows[0]))
     table.writerows([inert(row[name]) for name in rows[0]] for row in rows)
-    # names of files may be no UTF-8: they are written back as they are
-    return text.getvalue().encode("utf-8", "surrogateescape")
+    return utf8(text.getvalue()).encode()
+
+
+def _text(cell: Any) -> Any:
+    return utf8(cell) if isinstance(cell, str) else cell
 
 
 def _json_lines(rows: Rows) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    texts = ({utf8(name): _text(row[name]) for name in row} for row in rows)
+    return b"".join(json.dumps(row).encode() + b"\n" for row in texts)
 
 
 def _parquet(rows: Rows) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
-    def cell(value: Any) -> Any:  # its text is UTF-8 alone
-        return (
-            value.encode("utf-8", "backslashreplace").decode()
-            if isinstance(value, str)
-            else value
-        )
-
     columns = {
-        name: pyarrow.array([cell(row[name]) for row in rows]) for name in rows[0]
+        utf8(name): pyarrow.array([_text(row[name]) for row in rows])
+        for name in rows[0]
     }
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), buffer)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from report.tensorboard import SETTINGS_FILE, layout, metrics
+from scripts import report
 from settings.config import parse
 from tasks import compared
 from tasks.classification import KIND
@@ -79,6 +83,7 @@ def test_summary_is_the_contract(run: Runner) -> None:
             assert isinstance(value, KINDS.get(kind, object)), f"{key} is {value!r}"
     sizes = ("world_size", "batch_size", "epochs", "steps", "samples", "epoch_steps")
     assert [found[name] for name in sizes] == [1, 10, 2, STEPS, 2 * 96, 10]
+    assert found["epoch_samples"] == 96, "the last step is short"
     assert found["samples_dropped"] == 0 and found["samples_failed"] == []
     assert "--arch squeezenet1_1" in found["command"]
     assert 0 <= found["validation"]["top1"] <= found["best"]["value"] <= 1
@@ -140,3 +145,51 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
     assert again.flat() | {"config": None} == parse(flags).flat()
     stored = kept(run.cwd / "run" / "last.pt")["config"]
     assert stored == again.flat() | {"config": None}
+
+
+SECTIONS = {
+    "What was learnt, how fast, and what held it back": "<td>compute ceiling</td>",
+    "Change first": '<p class="first">',
+    "Curves": "<img",
+    "Parts of a step": "<td>backward</td>",
+    "Stages of the loader, of its workers' or its thread's time": "<td>decode</td>",
+    "Worst mistakes": "<img",
+    "Confusion": "<img",
+    "Command": "--arch squeezenet1_1",
+    "Machine and versions": "<td>torch</td>",
+}
+"""Sections of report.html, with what each holds."""
+
+
+def test_a_browser_shows_the_report_and_it_asks_for_nothing(
+    run: Runner, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run.cwd / "run", tmp_path / "run")
+    assert report.main([str(folder), "--html"]) == 0
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("neither chromium nor google-chrome is on PATH")
+    quiet = ("--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'browser'}")
+    shown = subprocess.run(
+        [
+            browser,
+            *quiet,
+            "--enable-logging=stderr",
+            "--dump-dom",
+            folder / "report.html",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    _, *sections = shown.stdout.split("<h2>")
+    parts = dict(section.split("</h2>", 1) for section in sections)
+    assert [*parts] == [*SECTIONS]
+    for title, held in SECTIONS.items():
+        assert held in parts[title], title
+    assert not re.search(r"https?://|<script|<link|@import|url\(", shown.stdout)
+    sources = re.findall(r"""\b(?:src|href)=["']?(.{10})""", shown.stdout)
+    assert sources == ["data:image"] * 3
+    # what a script or the page's own security policy has refused
+    assert "CONSOLE" not in shown.stderr

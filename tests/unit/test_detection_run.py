@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from contracts import UserError
+from contracts import Split, UserError
 from dataset.stores.folder import Folder
 from report.console import Console
 from settings.config import Config, build
+from system import fonts
+from tasks import _detections, _plots
+from tasks._coco import Scores
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
+from tasks.kind import Asked
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.test_detection_task import NATIVE, all_right, measured
 
@@ -93,6 +100,57 @@ def test_a_validation_has_pictures(columns: Columns) -> None:
     assert list(extras["files"]) == ["detections.json"]
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
     assert len(extras["images"]["val/predictions"]) == 4
+
+
+def test_images_json_has_names_that_are_no_utf8_as_text(
+    columns: Columns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_detections, "_draw", lambda *_: 0)
+    names = tuple(f"{name}\udcff" for name in columns.classes)
+    split = Split(columns=replace(columns, classes=names), source=Folder(columns))
+    nothing = np.array([-1])
+    asked = Asked(names=["\udcfe.jpg"], samples=nothing, errors={0: "cut"}, form="csv")
+    found: dict[str, Any] = {"detections": None, "not_finite": ()}
+    _detections.write_detections(tmp_path, found, asked, split=split, kinds=())
+    listed = json.loads((tmp_path / "images.json").read_text())
+    assert listed["images"] == [{"file_name": "\\xfe.jpg", "error": "cut"}]
+    assert all(one["name"].endswith("\\xff") for one in listed["categories"])
+
+
+def test_a_legend_lies_beside_its_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    sheets = list[Any]()
+
+    class Kept(_plots.Figure):
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            sheets.append(self)
+
+    monkeypatch.setattr(_plots, "Figure", Kept)
+    scores = Scores(
+        kind="boxes",
+        stats=np.ones(12),
+        precision=np.ones((10, 101, 1)),
+        category_ids=np.ones(1),
+    )
+    _plots.curves(scores)
+    (axes,) = sheets[0].axes
+    legend = axes.get_legend().get_window_extent()
+    assert axes.bbox.x1 <= legend.x0 and legend.x1 <= sheets[0].bbox.x1
+
+
+def test_categories_whose_letters_no_font_has_are_drawn_as_their_ids(
+    columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts, "others", list)
+    of = dict(zip(columns.class_of.tolist(), columns.category_ids, strict=True))
+    pictures = []
+    for text in ("\u24b6{}", "class {}"):
+        names = [text.format(of.get(at, at)) for at in range(len(columns.classes))]
+        named = replace(columns, classes=tuple(names))
+        task = Detection(named, training=False, source=Folder(columns))
+        extras = measured(task, *all_right(task))["extras"]
+        pictures.append(extras["images"]["val/predictions"])
+    assert (pictures[0] == pictures[1]).all()
 
 
 def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -35,3 +36,29 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert code == 2 and "is a URL; name a file or folder of this machine" in line
     assert os.listdir(tmp_path) == ["photos"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("tensorboard_pictures", "", "it takes RUNS TO"),
+        ("tensorboard_pictures", "runs to", "runs: no run is below it"),
+        ("published_gpus", "runs to", "it takes IMAGES OUT 1"),
+        ("published_gpus", "runs to 4", "it takes IMAGES OUT 1"),
+    ],
+)
+def test_what_a_script_lacks_is_said_in_a_line(
+    name: str, words: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    ended = subprocess.run(
+        [ROOT / "scripts" / f"{name}.sh", *words.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2 and line.startswith(f"{name}: {said}")
+    assert os.listdir(tmp_path) == ["runs"]

@@ -295,6 +295,6 @@ def test_a_text_that_cannot_be_shown_ends_no_talking() -> None:
     console.info("half of a letter: \udcff, bild-ä.jpg")
     console.warn("class \x1b]0;title\x07" + 900_000 * "x" + "; leave it out")
     said = raw.getvalue()
-    assert rb"half of a letter: \udcff, bild-?.jpg" in said
+    assert rb"half of a letter: \xff, bild-?.jpg" in said
     assert rb"class \x1b]0;title\x07" in said and b"\x1b]0" not in said
     assert len(said) < 10_000 and b"x; leave it out" in said

@@ -173,7 +173,7 @@ def test_lines_are_added_once(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.lines("failed.txt", ["train\ta\udcff.mp4", "train\tb\n\u2028c.mp4"])
     record.lines("failed.txt", ["val\ta.mp4", "train\ta\udcff.mp4"])
-    expected = b"train\ta\xff.mp4\ntrain\tb\\n\xe2\x80\xa8c.mp4\nval\ta.mp4\n"
+    expected = b"train\ta\\xff.mp4\ntrain\tb\\n\xe2\x80\xa8c.mp4\nval\ta.mp4\n"
     assert (tmp_path / "failed.txt").read_bytes() == expected
 
 

@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Told:
         folder: Path,
         resumed_at: int | None = None,
         task: Reported = KIND,
+        classes: Sequence[str] = (),
         **about: Any,
     ) -> None:
         self.folder, self.stream, self.world = folder, io.StringIO(), ProcessWorld(CPU)
@@ -57,6 +58,7 @@ class Told:
             compared=(),
             pixels=Pixels(),
             resumed_at=resumed_at,
+            classes=classes,
         )
 
     def finish(self, *, finished: bool = True, **more: Any) -> dict[str, Any]:
@@ -87,6 +89,15 @@ RESULT = {
     "losses_not_finite": 0,
     "failed": [],
 }
+
+
+def test_a_command_that_is_no_utf8_is_kept_as_text(tmp_path: Path) -> None:
+    told = Told(tmp_path, command="train.py --data od\udcff")
+    assert told.finish()["command"] == "train.py --data od\udcff"
+    told.reporter.close()
+    assert b'--data od\\\\xff"' in (tmp_path / "summary.json").read_bytes()
+    (card,) = read(tmp_path).Tensors("at_a_glance/start_here/text_summary")
+    assert b"--data od\\xff`" in card.tensor_proto.string_val[0]
 
 
 def test_a_validation_is_said_kept_and_a_row(told: Told) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,18 @@ from PIL import Image
 
 from contracts import UserError
 from report import sinks
-from system.fonts import font, short
+from report.pictures import augmented
+from scripts import serve_example
+from system import fonts
 from tasks import _tables
-from tasks._classification_report import BINS, Validated, calibration_error, confusion
+from tasks._classification_report import (
+    BINS,
+    TITLE,
+    Validated,
+    calibration_error,
+    confusion,
+    drawn_matrix,
+)
 from tasks._predictions import Answers, Collected
 from tasks.classification import MeanPrecision, TopK
 from tests.unit.test_classification import batch_of
@@ -92,6 +102,14 @@ def test_a_name_is_no_formula_of_a_spreadsheet(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("form", _tables.FORMATS)
+def test_a_name_that_is_no_utf8_is_escaped_in_every_file(form: str) -> None:
+    rows = [{"path": "bad\udcff.jpg", "cl\udcff": 3, "class": "\ud800é"}]
+    text = [{"path": "bad\\xff.jpg", "cl\\xff": 3, "class": "\\ud800é"}]
+    assert _tables.written(rows, form) == _tables.written(text, form)
+    assert serve_example.inert("=\udcff") == "'=\\xff"
+
+
 def test_files_say_what_went_wrong() -> None:
     assert confusion(answers(), 3).tolist() == [[1, 1, 0], [0, 2, 0], [0, 1, 0]]
     extras = Validated(classes=CLASSES, source=Pictures()).extras(answers())
@@ -126,6 +144,23 @@ def test_files_say_what_went_wrong() -> None:
     assert (picture[500, 200:1100] < 255).all()
 
 
+@pytest.mark.parametrize(
+    ("classes", "cell", "margin"), [(3, 300, 200), (80, 20, 200), (101, 8, TITLE)]
+)
+def test_a_confusion_has_titles_at_its_axes_and_names_up_to_a_hundred_classes(
+    classes: int, cell: int, margin: int
+) -> None:
+    picture = drawn_matrix(np.eye(classes), [f"name {at}" for at in range(classes)])
+    end = margin + classes * cell
+    assert picture.size == (end + 4, end + 4)
+    ink = np.asarray(picture)[:, :, 0] < 128
+    for axis in (ink, ink.T):
+        title = np.flatnonzero(axis[:end, :TITLE].any(axis=1))
+        assert title.size and abs(title.mean() - (margin + end) / 2) < 6
+        names = np.split(axis[margin:end, TITLE : margin - 1], classes)
+        assert {bool(name.any()) for name in names} == {margin > TITLE}
+
+
 def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
     """Where the best weights make no mistake, and where the network says nothing of any sample."""
     told = Told(tmp_path)
@@ -143,12 +178,58 @@ def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
 
 
 def test_names_in_pictures_are_legible_and_fit() -> None:
-    own = font(18)
-    boxes = {bytes(own.getmask(letter)) for letter in ("\U0010fffd", "\ue123")}
-    assert not boxes & {bytes(own.getmask(letter)) for letter in "öéñłŻ"}
+    assert not fonts.lacking("öéñłŻ", fonts.path())
+    assert fonts.lacking("\U0010fffd\ue123", fonts.path()) == 2
     for name in ("W" * 40, "two\nlines" * 9, "\udcff" * 40, "i"):
-        assert own.getlength(short(name, 150, own)) <= 150
-    assert short("a  bee", 150, own) == "a bee"
+        text, own = fonts.line(name, 150, 18)
+        assert own.getlength(text) <= 150
+    assert fonts.line("a  bee", 150, 18)[0] == "a bee"
+
+
+RARE = ("\u24b6", "\u24b7 b", "c \u24b8")
+"""Names with letters that matplotlib's first font has not, and one of its others has."""
+PLACES = ("class 1", "class 2", "class 3")
+
+
+def drawn(classes: tuple[str, ...]) -> list[Any]:
+    extras = Validated(classes=classes, source=Pictures()).extras(answers())
+    batch = replace(batch_of(torch.arange(3)), images=torch.zeros(3, 3, 40, 60))
+    shown = augmented(batch, torch.zeros(3), torch.ones(3), classes)
+    return [*extras["images"].values(), shown]
+
+
+def test_names_are_places_where_no_font_has_their_letters_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts, "others", list)
+    for found, wanted in zip(drawn(RARE), drawn(PLACES), strict=True):
+        assert (found == wanted).all()
+    assert fonts.line("\u24b6.jpg", 150, 18)[0] == "?.jpg"
+    told = Told(tmp_path, classes=(*RARE, "d"))
+    told.reporter.close()
+    (said,) = [at for at in told.stream.getvalue().splitlines() if "fonts-" in at]
+    assert "names of 3 classes" in said and "fonts-noto-cjk" in said
+
+    other = str(Path(fonts.path()).with_name("STIXGeneral.ttf"))
+    monkeypatch.setattr(fonts, "others", lambda: [other])
+    for found, places in zip(drawn(RARE), drawn(PLACES), strict=True):
+        assert found.shape == places.shape and (found != places).any()
+    assert [fonts.path(name) for name in (*RARE, "d")] == [other] * 3 + [fonts.path()]
+    assert fonts.unseen(RARE) is None
+
+
+def test_fonts_of_the_machine_are_plain_ones_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("wqy-zenhei.ttc", "NotoSansCJK-Bold.ttc", "x.ttf", "msyh.ttc"):
+        (tmp_path / name).touch()
+    best = tmp_path / "deep" / "Noto Sans CJK-Regular.ttc"
+    best.parent.mkdir()
+    best.touch()
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path), str(tmp_path / "gone")))
+    names = [Path(file).name for file in fonts.others.__wrapped__()]
+    assert names == [best.name, "wqy-zenhei.ttc", "msyh.ttc"]
+    assert fonts.lacking("a", str(best)) == 1, "what is no font draws nothing"
 
 
 SATURATED = torch.tensor(
