@@ -238,7 +238,7 @@ def test_best_is_of_the_network_or_of_its_average(
     assert toy.training.fit()
     content = torch.load(tmp_path / "best.pt", weights_only=True)
     assert (content["progress"]["step"], content["progress"]["best"]) == (steps, best)
-    assert content["best_of"] == best_of
+    assert content["best_of"] == content["progress"]["best_of"] == best_of
     told = [call.kwargs["files"] for call in toy.report.validated.call_args_list]
     assert [each.get("answers") for each in told] == files
 

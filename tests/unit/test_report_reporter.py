@@ -110,6 +110,22 @@ def test_a_validation_is_said_kept_and_a_row(told: Told) -> None:
     assert (row["top1"], row["ema_top1"]) == ("0.5", "0.625")
 
 
+def test_an_evaluation_has_the_figure_that_its_checkpoint_is_of() -> None:
+    both = {"top1": 0.25, "ema_top1": 0.5}
+    for of, value in (("network", 0.25), ("average", 0.5)):
+        used = {"of": of, "checkpoint": "best.pt"}
+        found = summary.evaluated(used, both, KIND.figures[0])
+        assert found == {"evaluated": used | {"figure": "top1", "value": value}}
+    assert summary.evaluated({}, both, KIND.figures[0]) == {}
+
+
+def test_what_a_run_leaves_out_is_said_behind_its_title(tmp_path: Path) -> None:
+    told = Told(tmp_path, limits={"left out": "few"})
+    assert told.stream.getvalue() == "a\nleft out          few\n"
+    assert "limits" not in told.finish()
+    told.reporter.close()
+
+
 def test_the_checkpoint_that_comes_next(tmp_path: Path) -> None:
     """It is what was evaluated, else best.pt, else last.pt of a run that has trained."""
     ended: dict[str, Any] = {"steps": 3}
