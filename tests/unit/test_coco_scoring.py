@@ -193,7 +193,7 @@ BAD: list[tuple[Any, str]] = [
     ([entry(), entry(bbox=[1, 2, -3, 4])], "bbox has a negative size"),
     ([entry(bbox=[10**400, 2, 3, 4])], "bbox has to have finite numbers: 4"),
     ([entry(score=math.nan)], "score has to have finite numbers: 1"),
-    (masked([64, 80], [5119]), "its runs are 5119 pixels long"),
+    (masked([64, 80], [5119]), "its runs are 5,119 pixels long"),
     (masked([64, 80], "0 0"), "cannot be decoded"),
     (masked([9, 9], [81]), "its size is [9, 9], the image's is [64, 80]"),
 ]

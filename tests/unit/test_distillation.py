@@ -99,7 +99,7 @@ def test_a_teacher_is_the_checkpoints_network_and_is_frozen(checkpoint: Path) ->
     [
         (
             {"classes": ["dog", "cat"]},
-            "not the 2 of --data: 'dog' where --data has 'cat'",
+            "not on the 2 of --data: 'dog' where --data has 'cat'",
         ),
         ({"used": {"mean": [0.5] * 3, "std": [0.5] * 3}}, "give --mean 0.5 0.5 0.5"),
         ({"arch": "mine:net"}, "no file of weights has code run"),
