@@ -74,7 +74,7 @@ def advice(summary: Summary) -> str:
         )
     if bound == "loader":
         return f"The loader is the limit: {_of_a_loader(summary, gpu=gpu)}."
-    finding = "Loader and step hinder each other, each is faster alone:"
+    finding = "Loader and step hinder each other, or other programs take these cores; each is faster alone:"
     if gpu and graphs_can_be_had(summary):
         return f"{finding} --graphs true leaves few launches to be held up, instead of hundreds."
     if (summary.get("workers") or 0) > 1:

@@ -64,7 +64,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("contention", graphs_off="many shapes", workers=8), "fewer --workers"),
     (
         summary("contention", graphs_off="many shapes", workers=1),
-        "hinder each other, each is faster alone: more cores",
+        "or other programs take these cores; each is faster alone: more cores",
     ),
 ]
 
