@@ -1,7 +1,7 @@
 """`python scripts/serve_example.py MODEL.onnx IMAGE ...`: what an exported classifier says of images.
 
 It needs onnxruntime, NumPy and Pillow, and nothing of this repository: copy it. The answers are those of
-train.py --predict.
+train.py --predict, but for rounding: the file computes in fp32.
 """
 
 import csv
