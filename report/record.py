@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import fcntl
 import io
 import json
@@ -142,11 +141,11 @@ def _check(folder: Path, resuming: bool) -> None:
 
 def unwritable(folder: Path, error: OSError) -> UserError:
     """Return the one line for a failed write into the run folder, whose files are unharmed."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "free some, then --resume auto, or name another folder"
-        return UserError(
-            f"--output {folder}: no space left; what is there is complete: {remedy}"
-        )
+    if storage.is_full(error):
+        remedy = "free some, or name another folder"
+        if (folder / "last.pt").is_file():
+            remedy = "what is there is complete: free some, then --resume auto"
+        return UserError(f"--output {folder}: no space left; {remedy}")
     reason = (error.strerror or str(error)).lower()
     return UserError(
         f"--output {folder}: cannot be written ({reason}); name a folder that can"
@@ -243,11 +242,6 @@ class Record:
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / "metrics.jsonl")
-
-    @property
-    def how_to_resume(self) -> str:
-        """Say what to do where the run was stopped."""
-        return f"go on with the same command and --output {self.folder} --resume auto"
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""

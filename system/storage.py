@@ -131,6 +131,11 @@ def _say_once(line: str) -> None:
         print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a write has failed since the disk, or the user's part of it, has no space left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def replace(path: Path, new: Path, write: Callable[[BinaryIO], object]) -> None:
     """Have `write` make the file `new`, and rename it to `path`, which is whole at any time. Raises OSError, and
     whatever `write` raises; `new` is then gone.

@@ -303,7 +303,7 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
     monkeypatch.setattr(checkpoint, "write", write)
     for at, name in enumerate(("last.pt", "best.pt", "last.pt", "last.pt")):
         full = at < 3
-        checkpoints.write(name, {"at": at})
+        checkpoints.write(name, {"at": at, "progress": {"step": at}})
         checkpoints.wait()
     assert written == [("best.pt", 1), ("last.pt", 3)]
     said = (
@@ -311,10 +311,13 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
     )
     assert capfd.readouterr().err.splitlines() == [said] * 3
     checkpoints.finish()
+    checkpoints.say_where()
+    assert "train.py: last.pt has step 3: go on with" in capfd.readouterr().err
     full = True
-    checkpoints.write("last.pt", {"at": 4})
+    checkpoints.write("last.pt", {"at": 4}, last=True)
     with pytest.raises(UserError, match="no space left; free some"):
         checkpoints.finish()
+    assert capfd.readouterr().err == "", "training does not go on"
 
 
 def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
