@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import random
 import re
@@ -128,6 +130,23 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(
         )
     assert torch.load(path, weights_only=True)["i"] == 1
     assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_disk_without_space_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch and the file's end raise others in its wake."""
+
+    class Full(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def flush(self) -> None:
+            self.write(b"")
+
+    monkeypatch.setattr(Path, "open", lambda *_: Full())
+    with pytest.raises(UserError, match=r"cannot write last\.pt: No space left on dev"):
+        checkpoint.write(tmp_path / "last.pt", CONTENT)
 
 
 @pytest.mark.parametrize(
