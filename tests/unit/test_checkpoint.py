@@ -141,7 +141,7 @@ def test_a_disk_without_space_is_named(
         def write(self, _: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        def flush(self) -> None:
+        def __exit__(self, *_: object) -> None:
             self.write(b"")
 
     monkeypatch.setattr(Path, "open", lambda *_: Full())
