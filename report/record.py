@@ -231,7 +231,7 @@ def replace_in_time(path: Path, content: bytes) -> None:
         try:
             replace(each, its)
         except NoSpace:
-            _say_full(path.parent)
+            _say_full(each.parent)
         else:
             del _waiting[each]
 

@@ -82,7 +82,7 @@ def torchrun(arguments: Sequence[str]) -> int:
         close(ranks, *how, **more)
         codes[:] = [each.proc.returncode for each in ranks.subprocess_handlers.values()]
 
-    SubprocessContext.close = noting
+    SubprocessContext.close = noting  # type: ignore[assignment, method-assign]
     meets = any(
         word.startswith(("--nnodes", "--rdzv", "--master")) for word in arguments
     )

@@ -132,6 +132,7 @@ def say_once(kind: str, line: str) -> None:
 
 
 def say(line: str) -> None:
+    """Say a line after the program's name."""
     print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
 
 

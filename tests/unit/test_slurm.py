@@ -123,7 +123,7 @@ def test_the_jobs_script(tmp_path: Path, code: int, requeued: str) -> None:
         command.chmod(0o755)
     job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "12"}
-    script = ["bash", ROOT / "scripts/slurm.sh", "--data", "a b"]
+    script: list[str | Path] = ["bash", ROOT / "scripts/slurm.sh", "--data", "a b"]
     assert subprocess.run(script, env=job | path, check=False).returncode == code
     words = (tmp_path / "srun.said").read_text().split()
     assert "--cpus-per-task=12" in words[: words.index("python")]
