@@ -43,6 +43,7 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     progress = kept(train.cwd / "run/last.pt")["progress"]
     assert progress["step"] == len(losses(train.cwd / "run"))
     assert progress["epoch"] * 96 + progress["consumed"] == progress["step"] * 8
+    assert f"last.pt has step {progress['step']}: go on with" in process.out
     assert not (train.cwd / "run" / "best.pt").exists()
 
 
