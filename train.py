@@ -298,6 +298,7 @@ def train(
             keep=run.keep,
             keep_best=run.keep_best,
             upload=upload,
+            saved=resume.progress.step if resume.within(output) else 0,
         )
         training = Training(
             world=world,

@@ -97,6 +97,7 @@ class Checkpoints:
     keep_best: int = 0
     # uploads what is new in `folder`; raises UserError
     upload: Callable[[], object] | None = None
+    saved: int = 0  # the step of last.pt, 0: there is none
     # held while files are written
     writing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -131,15 +132,20 @@ class Checkpoints:
         whole = {"format": FORMAT, **self._live(progress)}
         unkillable.memory.write(lambda file: torch.save(whole, file))
 
-    def write(self, name: str, content: dict[str, Any] | None) -> None:
-        """Write rank 0's `content` (others give None) in a thread, once the write before has ended."""
+    def write(
+        self, name: str, content: dict[str, Any] | None, *, last: bool = False
+    ) -> None:
+        """Write rank 0's `content` (others give None) in a thread, once the write before has ended.
+
+        Of the run's `last` one, which `finish` tries again, an error is not said here.
+        """
         if content is None:
             return
         self.wait()
         self._unwritten.pop(name, None)
         self._unwritten[name] = content
         # not with a best.pt, whose last.pt follows at once
-        work = partial(self._write_beside, upload=name == "last.pt")
+        work = partial(self._write_beside, upload=name == "last.pt", last=last)
         self._thread = threading.Thread(target=work, name="saturate-checkpoint")
         self._thread.start()
 
@@ -173,28 +179,36 @@ class Checkpoints:
     def finish(self) -> None:
         """Write and upload what could not be, or is new. Raises UserError on every rank if that fails."""
         self.wait()
-        failure = None
-        try:
-            self._write_all(upload=True)
-        except UserError as error:
-            failure = str(error)
-        # all ranks end alike
-        failure = self.world.gather(failure)[0]
-        if failure is not None:
-            raise UserError(failure)
+        self.world.first(lambda: self._write_all(upload=True))
 
-    def _write_beside(self, *, upload: bool) -> None:
+    @property
+    def where(self) -> str:
+        """Say, on rank 0, where the run goes on once it has ended."""
+        if not self.saved:
+            return "there is no last.pt yet: the same command begins anew"
+        again = f"the same command and --output {self.folder} --resume auto"
+        return f"last.pt has step {self.saved:,}: go on with {again}"
+
+    def say_where(self) -> None:
+        """Say `where` after a run that has lost a rank; not where --unkillable goes on by itself."""
+        if self.world.rank == 0 and unkillable.memory is None:
+            say(self.where)
+
+    def _write_beside(self, *, upload: bool, last: bool) -> None:
         try:
             self._write_all(upload=upload)
         except Exception as error:  # a thread's would be lost
             said = str(error).partition(";")[0]
-            say(f"{said}; training goes on, and the next checkpoint tries again")
+            if not last:
+                say(f"{said}; training goes on, and the next checkpoint tries again")
 
     def _write_all(self, *, upload: bool) -> None:
         with self.writing:
             for name, content in list(self._unwritten.items()):
                 path = self.folder / name
                 write(path, content)
+                if name == "last.pt":
+                    self.saved = content["progress"]["step"]
                 if name == "last.pt" and self.keep:
                     keep(path, content["progress"]["step"], self.keep)
                 del self._unwritten[name]
@@ -213,8 +227,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
         whole = {"format": FORMAT, **content}
         storage.replace(path, new, lambda file: torch.save(whole, file))
     except (OSError, RuntimeError) as error:
-        # torch ends the file in spite of an OSError, and raises a RuntimeError then
-        cause = error.__context__ or error
+        # torch and the file's own end raise others in the wake of the first OSError
+        cause: BaseException = error
+        while cause.__context__ is not None:
+            cause = cause.__context__
         reason = getattr(cause, "strerror", None) or f"{cause}".partition("\n")[0]
         remedy = f"there is no {path.name} yet: mend it, or name another folder"
         if path.is_file():

@@ -218,6 +218,7 @@ class ProcessWorld:
         self.device = device
         self.timeout_s = 600.0
         self._peers: Peers | None = None
+        self._said = ""  # rank 0's mistake, which it says itself
         # what a thread does once another rank is lost, given who that is
         self.on_lost = self._leave
 
@@ -242,7 +243,7 @@ class ProcessWorld:
 
     def _leave(self, lost: str) -> None:
         """End this process in mid-step, after one line that says which rank is lost."""
-        say(f"{self.named} cannot go on: {lost}; go on from last.pt with --resume auto")
+        say(f"{self.named} cannot go on: {lost}; go on with --resume auto")
         os._exit(1)
 
     def workers(self, asked: int | None) -> int:
@@ -339,6 +340,7 @@ class ProcessWorld:
         elif (first := self.gather(answer)[0]) and self.rank > 0:
             answer = first
         if answer[1] is not None:
+            self._said = str(answer[1])
             raise answer[1]
         found: Answer = answer[0]
         return found
@@ -398,6 +400,8 @@ class ProcessWorld:
         if self.rank > 0:
             # rank 0's end ends the others; a rank that is still there has met it alone
             time.sleep(ALONE_AFTER_S)
+            if self._said and self._said in line:
+                return
         lines = map(one_line, line.split("\n"))
         print("\n".join(lines), file=sys.stderr, flush=True)
 

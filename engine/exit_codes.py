@@ -15,6 +15,7 @@ SHORT = {
     "cannot allocate memory": "the machine has not enough memory",
     "failed to map segment": "the machine has not enough memory, or ulimit -v is too low",
     "Too many open files": "ulimit -n bounds them",
+    "No space left on device": "a disk is full, that of --output or of temporary files",
 }
 """Words in an error's text -> what to do about it."""
 COMPILER = {

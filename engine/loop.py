@@ -13,7 +13,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError, counted
+from contracts import (
+    Batch,
+    Loader,
+    NotFinite,
+    Plan,
+    RateWindow,
+    UserError,
+    counted,
+    do_nothing,
+)
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote, leave, leave_within
@@ -62,6 +71,7 @@ class Training:
             world=self.world,
             stop=self.stop,
             writing=self.checkpoints.writing,
+            last_words=self.checkpoints.say_where if self.loader else do_nothing,
         )
         self._losses = LossLog(
             self.run.log_every, self.world, precision=self.step.precision
@@ -96,8 +106,10 @@ class Training:
                     self.validation.settle(self.progress)
                 raise
             except RuntimeError as error:
-                if is_gone(error) and self.stop():
+                if is_gone(error):
                     self.checkpoints.wait()
+                    self.checkpoints.say_where()
+                if is_gone(error) and self.stop():
                     leave(128 + (self.stop.signal or 0))
                 raise
             finally:
@@ -117,6 +129,8 @@ class Training:
         Raises NotFinite where an evaluation's outputs were no numbers.
         """
         if not finished:
+            remedy = self.checkpoints.where if self.loader else "run it again"
+            self.report.info(f"stopped at step {self.progress.step}; {remedy}")
             code = 128 + max(self.world.gather(self.stop.signal or 0))
             leave_within(CLOSING_S, code)
             return code
@@ -130,7 +144,7 @@ class Training:
             self.report.warn(warning)
         while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():
-                self._save_whole()
+                self._save_whole(last=True)
                 return False
             if self._validation_is_due() or (
                 self.run.ceilings and self._ceiling_inputs is None
@@ -154,7 +168,7 @@ class Training:
         if self.progress.consumed and not self._validate():
             return False
         if self.progress.consumed or self.validation.unsettled:
-            self.save()
+            self.save(last=True)
         if gave_up:
             self.report.stopped_early(asdict(self.progress))
         self.meter.flush()
@@ -493,13 +507,13 @@ class Training:
             return True
         return 0 < 60 * self.run.save_every_minutes <= time.monotonic() - self._saved_at
 
-    def _save_whole(self) -> None:
+    def _save_whole(self, *, last: bool = False) -> None:
         """Write last.pt, unless a step was left in its middle: then the earlier one stays."""
         if not self._is_torn:
-            self.save()
+            self.save(last=last)
 
-    def save(self) -> None:
-        """Write last.pt beside what follows, once a validation is settled.
+    def save(self, *, last: bool = False) -> None:
+        """Write last.pt beside what follows, once a validation is settled; the run's `last` one is for `finish`.
 
         Raises NotFinite in place of saving after a loss that is not finite.
         """
@@ -514,7 +528,7 @@ class Training:
                 if self.world.rank == 0
                 else None
             )
-            self.checkpoints.write("last.pt", content)
+            self.checkpoints.write("last.pt", content, last=last)
             # rank 0 may have waited for the write before, for longer than a step may take
             self.world.barrier()
             self.checkpoints.into_memory(self.progress)

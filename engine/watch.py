@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts import Batch, Counts, Loader, counted
+from contracts import Batch, Counts, Loader, counted, do_nothing
 from engine.distributed import ProcessWorld
 from engine.stop import SIGNALS, StopRequest, say
 
@@ -70,6 +70,8 @@ class Watch:
     # held while a checkpoint is written, which may take its time
     writing: threading.Lock
     leave: Callable[[int], None] = os._exit
+    # says where the run goes on
+    last_words: Callable[[], object] = do_nothing
 
     _beat_s: float = field(default=0.0, init=False)  # when the run went on last
     _step_s: float = field(default=0.0, init=False)  # how long that had taken
@@ -244,8 +246,9 @@ class Watch:
         self._leave(code, f"{self.world.named} cannot go on: {lost}")
 
     def _leave(self, code: int, line: str) -> None:
-        say(f"{line}; go on from last.pt with --resume auto")
+        say(f"{line}; go on with --resume auto")
         with self.writing:  # a write beside training ends
+            self.last_words()
             self.leave(code)
 
     def _awaited(self) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from contracts import do_nothing
-from report.record import replace, unwritable
+from report.record import replace_in_time, unwritable
 
 SKIPPED = 5
 """Steps in which buffers and autotuning settle."""
@@ -43,9 +43,10 @@ def profiler(
         try:
             target.mkdir(parents=True, exist_ok=True)
             profile.export_chrome_trace(str(target / f"trace-rank{rank}.json.gz"))
-        except OSError as error:
-            raise unwritable(folder, error) from None
-        replace(target / f"operators-rank{rank}.txt", table.encode())
+        except OSError as error:  # a run is worth more than its trace
+            warn(f"--profile: {unwritable(folder, error)}")
+            return
+        replace_in_time(target / f"operators-rank{rank}.txt", table.encode())
 
     activities = [torch.profiler.ProfilerActivity.CPU]
     if cuda:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import fcntl
 import io
 import json
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import UserError, utf8
+from contracts import UserError, counted, utf8
 from settings.run import Run
 from system import storage
 
@@ -140,13 +139,17 @@ def _check(folder: Path, resuming: bool) -> None:
         os.fsync(file.fileno())
 
 
+class NoSpace(UserError):
+    """The disk is full, which ends no training: a file of the run may wait."""
+
+
 def unwritable(folder: Path, error: OSError) -> UserError:
     """Return the one line for a failed write into the run folder, whose files are unharmed."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "free some, then --resume auto, or name another folder"
-        return UserError(
-            f"--output {folder}: no space left; what is there is complete: {remedy}"
-        )
+    if storage.is_full(error):
+        remedy = "free some, or name another folder"
+        if (folder / "last.pt").is_file():
+            remedy = "what is there is complete: free some, then --resume auto"
+        return NoSpace(f"--output {folder}: no space left; {remedy}")
     reason = (error.strerror or str(error)).lower()
     return UserError(
         f"--output {folder}: cannot be written ({reason}); name a folder that can"
@@ -157,10 +160,11 @@ def unwritable(folder: Path, error: OSError) -> UserError:
 
 
 class Appender:
-    """A file that only grows, by whole pieces: one that does not fit is taken back and raises UserError."""
+    """A file that only grows, by whole pieces. Of a full disk they wait in memory; any other error raises UserError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._waiting: list[bytes] = []
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._end = os.lseek(self._file, 0, os.SEEK_END)
@@ -168,21 +172,35 @@ class Appender:
             raise unwritable(path.parent, error) from None
 
     def append(self, piece: bytes) -> None:
-        """Add a piece; it is whole in the file when this returns."""
+        """Add a piece; it is whole in the file when this returns, if the disk has room."""
+        self._waiting.append(piece)
+        self._write()
+
+    def _write(self) -> None:
+        content = b"".join(self._waiting)
         written = 0
         try:
-            while written < len(piece):
-                written += os.write(self._file, piece[written:])
+            while written < len(content):
+                written += os.write(self._file, content[written:])
         except OSError as error:
+            # a piece that does not fit is taken back
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._end)
                 os.lseek(self._file, self._end, os.SEEK_SET)
-            raise unwritable(self.path.parent, error) from None
+            if not storage.is_full(error):
+                raise unwritable(self.path.parent, error) from None
+            _say_full(self.path.parent)
+            return
         self._end += written
+        self._waiting.clear()
 
     def close(self) -> None:
         """Bring all pieces onto the disk and close the file; again without effect."""
         if self._file >= 0:
+            self._write()
+            if self._waiting:
+                count = counted(len(self._waiting), "piece")
+                storage.say(f"{self.path}: no space left, {count} lost")
             with contextlib.suppress(OSError):  # not every file system can
                 os.fsync(self._file)
             os.close(self._file)
@@ -200,6 +218,32 @@ def replace(path: Path, content: bytes) -> None:
         storage.replace(path, new, lambda file: file.write(content))
     except OSError as error:
         raise unwritable(path.parent, error) from None
+
+
+_waiting: dict[Path, bytes] = {}
+"""Files of runs that a full disk has not taken yet."""
+
+
+def replace_in_time(path: Path, content: bytes) -> None:
+    """Do as `replace`; where the disk is full the file waits in memory for the next of these calls."""
+    _waiting[path] = content
+    for each, its in [*_waiting.items()]:
+        try:
+            replace(each, its)
+        except NoSpace:
+            _say_full(each.parent)
+        else:
+            del _waiting[each]
+
+
+def _say_full(folder: Path) -> None:
+    wait = "training goes on, and what it writes waits in memory for room"
+    storage.say_once("full", f"--output {folder}: no space left; {wait}")
+
+
+def _content(path: Path) -> bytes:
+    """Return what a file of a run has, or will have; b"" where there is none."""
+    return _waiting.get(path) or (path.read_bytes() if path.exists() else b"")
 
 
 def plain(value: Any) -> Any:
@@ -244,11 +288,6 @@ class Record:
                 self._cut(resume_step)
             self._points = Appender(folder / "metrics.jsonl")
 
-    @property
-    def how_to_resume(self) -> str:
-        """Say what to do where the run was stopped."""
-        return f"go on with the same command and --output {self.folder} --resume auto"
-
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
         if self._points is not None and (kind, step) not in self._kept:
@@ -256,11 +295,15 @@ class Record:
             self._points.append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def file(self, name: str, content: bytes) -> None:
-        """Write a file of the run's folder, complete or as it was before; without content there is none."""
+        """Write a file of the run's folder, complete or as it was before; without content there is none.
+
+        On a full disk it waits.
+        """
         path = self.folder / name
         if self.enabled and content:
-            replace(path, content)
+            replace_in_time(path, content)
         elif self.enabled:
+            _waiting.pop(path, None)
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
@@ -273,8 +316,7 @@ class Record:
 
     def lines(self, name: str, lines: Sequence[str]) -> None:
         """Add those lines to a file of the run's folder that it has not."""
-        path = self.folder / name
-        known = path.read_bytes().splitlines() if path.exists() else []
+        known = _content(self.folder / name).splitlines()
         for line in lines:
             line = line.replace("\n", "\\n").replace("\r", "\\r")
             known.append(utf8(line).encode())
@@ -286,22 +328,20 @@ class Record:
         What it does not know (None) stays as that step's row had it: a run that is resumed behind its last
         step validates again, and knows no learning rate.
         """
-        path = self.folder / name
         rows: list[Mapping[str, Any]] = []
-        if path.exists():
-            # a spreadsheet may have saved it in another encoding
-            with path.open(newline="", encoding="utf-8", errors="replace") as file:
-                for row in csv.DictReader(file):
-                    step = row.get("step") or ""
-                    if not step.isdecimal() or int(step) > cells["step"]:
-                        continue
-                    if int(step) < cells["step"]:
-                        rows.append(row)
-                    else:
-                        cells = {
-                            key: row.get(key) if cell is None else cell
-                            for key, cell in cells.items()
-                        }
+        # a spreadsheet may have saved it in another encoding
+        before = _content(self.folder / name).decode(errors="replace")
+        for row in csv.DictReader(io.StringIO(before, newline="")):
+            step = row.get("step") or ""
+            if not step.isdecimal() or int(step) > cells["step"]:
+                continue
+            if int(step) < cells["step"]:
+                rows.append(row)
+            else:
+                cells = {
+                    key: row.get(key) if cell is None else cell
+                    for key, cell in cells.items()
+                }
         text = io.StringIO(newline="")
         table = csv.DictWriter(
             text, list(cells), extrasaction="ignore", lineterminator="\n"
@@ -321,7 +361,11 @@ class Record:
         return content if is_a_run else None
 
     def close(self) -> None:
-        """Close metrics.jsonl; again without effect."""
+        """Close metrics.jsonl; again without effect. What still waits is lost, and named."""
+        for path, content in [*_waiting.items()]:
+            replace_in_time(path, content)
+            if _waiting.pop(path, None):
+                storage.say(f"{path}: no space left, not written")
         if self._points is not None:
             self._points.close()
             self._points = None

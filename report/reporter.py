@@ -438,9 +438,6 @@ class Reporter:
                     f"check failed: efficiency {values['efficiency']:.1%} is above 103 %, so the rate or a ceiling "
                     "is wrong"
                 )
-        else:
-            remedy = "run it again" if loader is None else self._record.how_to_resume
-            self._console.info(f"stopped at step {step}; {remedy}")
         return values
 
     def _settings(self, values: Mapping[str, Any] | None = None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts import UserError
-from report.record import replace
+from report.record import replace_in_time
 from report.tensorboard import Board
 
 TRACKED = "trackers.json"
@@ -197,7 +197,7 @@ class Boards(Board):
                 )
                 self._trackers[name] = tracker
                 runs[name] = tracker.id
-        replace(path, json.dumps(runs).encode())
+        replace_in_time(path, json.dumps(runs).encode())
 
     @contextlib.contextmanager
     def _guarded(self, name: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from contracts import Array, Reported, utf8
 from report import stages
-from report.record import Appender, replace
+from report.record import Appender, replace, replace_in_time
 from report.summary import PHASES
 
 SETTINGS_FILE = "events.out.tfevents.0.settings"
@@ -175,7 +175,7 @@ class Board:
     """The event files of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens.
     A resumed run gives `purge_step`, its first new step: every point from there on is taken out of the
     earlier event files, so each reader sees each step once. What is there already at the step before (a
-    repeated validation) or of images is not written twice. All methods raise UserError on a full disk.
+    repeated validation) or of images is not written twice. On a full disk records wait.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class Board:
         summaries = [custom_scalars(charts), named, begin, *[end] * finished]
         records = [_record(file_version="brain.Event:2")]
         records += [_record(summary=summary) for summary in summaries]
-        replace(self._settings, b"".join(records))
+        replace_in_time(self._settings, b"".join(records))
 
     def close(self) -> None:
         """Close the file; again without effect."""

@@ -6,9 +6,9 @@
 
 Below $SATURATE_CACHES, a folder that users may share, each user has one of their own, named by the uid: what
 is kept there is run later (compiled kernels) or believed (manifests, weights). Exit codes: that of the rank which
-failed first on this host, where torchrun's is always 1; 128 + the number of the signal that ended it, 143 for
-SIGUSR1 and SIGUSR2; 2 for a folder that others may write. Must not import the harness: a command of the image may
-be any program.
+failed first on this host, where torchrun's is always 1; after a signal that of a rank which failed all the same, else
+128 + the signal's number, 143 for SIGUSR1 and SIGUSR2; 2 for a folder that others may write. Must not import the
+harness: a command of the image may be any program.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 CACHES = {
     "XDG_CACHE_HOME": "",  # manifests, and torch's weights
@@ -63,7 +64,10 @@ def torchrun(arguments: Sequence[str]) -> int:
     Without an argument that says how machines meet it is `torchrun --standalone`.
     """
     # late, since other commands need no torch
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import (
+        SignalException,
+        SubprocessContext,
+    )
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
@@ -71,6 +75,14 @@ def torchrun(arguments: Sequence[str]) -> int:
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     # else an agent may send its ranks to the store of a host that was rank 0 in an earlier attempt
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    codes: list[int] = []
+    close = SubprocessContext.close
+
+    def noting(ranks: SubprocessContext, *how: Any, **more: Any) -> None:
+        close(ranks, *how, **more)
+        codes[:] = [each.proc.returncode for each in ranks.subprocess_handlers.values()]
+
+    SubprocessContext.close = noting  # type: ignore[assignment, method-assign]
     meets = any(
         word.startswith(("--nnodes", "--rdzv", "--master")) for word in arguments
     )
@@ -80,7 +92,9 @@ def torchrun(arguments: Sequence[str]) -> int:
     except SignalException as ended:
         # train.py takes those for SIGTERM
         asked = ended.sigval in (signal.SIGUSR1, signal.SIGUSR2)
-        return 128 + (signal.SIGTERM if asked else ended.sigval)
+        stopped = 128 + (signal.SIGTERM if asked else ended.sigval)
+        # a rank that could not save, or failed otherwise, has not been stopped as it was asked
+        return next((code for code in codes if 0 < code < 128), stopped)
     except ChildFailedError as failed:
         rank, first = failed.get_first_failure()
         code = first.exitcode if first.exitcode > 0 else 128 - first.exitcode

@@ -15,8 +15,9 @@
 
 cd "$SLURM_SUBMIT_DIR" || exit 1
 
-# without kill-on-bad-exit the first task that has left does not end the one that writes the checkpoint
-srun --kill-on-bad-exit=0 python train.py --resume auto "$@"
+# without kill-on-bad-exit the first task that has left does not end the one that writes the checkpoint;
+# since Slurm 22.05 srun takes no --cpus-per-task from the job, and a task would be bound to one core
+srun --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" python train.py --resume auto "$@"
 code=$?
 
 # asked to stop, and saved; after `scancel JOB` this line is not reached

@@ -101,8 +101,9 @@ def patiently(
                     else ""
                 )
                 raise fault(error, name(), f"{tried}{then}") from None
-            _say_once(
-                f"I/O error: {name()}: {error}; tried again for {sum(PAUSES_S):.0f} s"
+            say_once(
+                "reads",
+                f"I/O error: {name()}: {error}; tried again for {sum(PAUSES_S):.0f} s",
             )
         time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
@@ -120,15 +121,24 @@ def read_through(path: bytes) -> None:
             pass
 
 
-_has_said = False
+_said: set[str] = set()
 
 
-def _say_once(line: str) -> None:
-    """Say the first of such lines of this process: each worker would say each of its files."""
-    global _has_said
-    if not _has_said:
-        _has_said = True
-        print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
+def say_once(kind: str, line: str) -> None:
+    """Say the first line of a kind in this process: each worker would say each of its files."""
+    if kind not in _said:
+        _said.add(kind)
+        say(line)
+
+
+def say(line: str) -> None:
+    """Say a line after the program's name."""
+    print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a write has failed since the disk, or the user's part of it, has no space left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def replace(path: Path, new: Path, write: Callable[[BinaryIO], object]) -> None:

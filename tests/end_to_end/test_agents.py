@@ -152,7 +152,8 @@ def test_a_host_that_is_lost(train: Runner, hosts: list[Host], pictures: Path) -
     said = ended(ranks)
     assert time.monotonic() - began < FOUND_S
     for host, other, err, rank in zip(hosts, reversed(hosts), said, ranks, strict=True):
-        (line,) = ours(err)
+        line, *where = ours(err)
+        assert len(where) == (1 if host.number == 0 else 0), "rank 0's last words"
         assert f"rank {host.number} on {host.name} cannot go on: " in line
         assert f"rank {other.number} on {other.name} does not answer" in line
         assert rank.returncode == 1

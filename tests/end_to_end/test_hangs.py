@@ -49,7 +49,8 @@ def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
     reached(train.cwd / "run", 4)
     second.send(signal.SIGSTOP)
     assert first.wait() == 1
-    (line,) = ours(first.err)
+    line, where = ours(first.err)
+    assert "there is no last.pt yet" in where
     assert f"rank 0 on {HOST} has not gone on for 0.05 minutes" in line
     assert f"rank 1 on {HOST} does not answer" in line
 

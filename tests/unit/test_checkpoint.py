@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import random
 import re
@@ -128,6 +130,25 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(
         )
     assert torch.load(path, weights_only=True)["i"] == 1
     assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_disk_without_space_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch and the file's end raise others in its wake."""
+
+    class Full(io.BytesIO):
+        def write(self, piece: Any) -> int:
+            if len(piece) < 1000:
+                return super().write(piece)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def __exit__(self, *_: object) -> None:
+            self.write(bytes(1000))
+
+    monkeypatch.setattr(Path, "open", lambda *_: Full())
+    with pytest.raises(UserError, match=r"cannot write last\.pt: No space left on dev"):
+        checkpoint.write(tmp_path / "last.pt", CONTENT)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +324,7 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
     monkeypatch.setattr(checkpoint, "write", write)
     for at, name in enumerate(("last.pt", "best.pt", "last.pt", "last.pt")):
         full = at < 3
-        checkpoints.write(name, {"at": at})
+        checkpoints.write(name, {"at": at, "progress": {"step": at}})
         checkpoints.wait()
     assert written == [("best.pt", 1), ("last.pt", 3)]
     said = (
@@ -311,10 +332,13 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
     )
     assert capfd.readouterr().err.splitlines() == [said] * 3
     checkpoints.finish()
+    checkpoints.say_where()
+    assert "train.py: last.pt has step 3: go on with" in capfd.readouterr().err
     full = True
-    checkpoints.write("last.pt", {"at": 4})
+    checkpoints.write("last.pt", {"at": 4}, last=True)
     with pytest.raises(UserError, match="no space left; free some"):
         checkpoints.finish()
+    assert capfd.readouterr().err == "", "training does not go on"
 
 
 def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,3 +83,25 @@ def test_what_is_started_is_a_run_that_may_save_and_go_on(name: str) -> None:
     config = parse(flags, tables())
     assert config.run.resume == "auto" and config.run.output
     assert grace_s >= LEAST_GRACE_S
+
+
+@pytest.mark.parametrize("name", ["jobset", "job"])
+def test_exit_codes_are_acted_on_as_the_page_says(name: str) -> None:
+    """The last column of its table; a code that no rule names is counted."""
+    job = documents(name)[-1]["spec"]
+    if name == "jobset":
+        job = job["replicatedJobs"][0]["template"]["spec"]
+    rules = job["podFailurePolicy"]["rules"]
+    page = (ROOT / "docs/cluster.md").read_text()
+    rows = re.findall(r"^\| ([\d, ]+) \|.*\| `(\w+)` \|$", page, re.MULTILINE)
+    told = {int(code): action for codes, action in rows for code in codes.split(",")}
+    assert len(told) == 5
+    for code, action in told.items():
+        named = [
+            rule["action"]
+            for rule in rules
+            if code in rule.get("onExitCodes", {}).get("values", ())
+        ]
+        assert (*named, "Count")[0] == action, code
+    # a node that is drained must not hide a mistake
+    assert rules[0]["action"] == "FailJob"

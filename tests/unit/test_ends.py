@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
         (MemoryError(), "not enough memory"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (OSError(errno.ENOSPC, "No space left on device"), "a disk is full"),
         (ImportError("libx.so: failed to map segment from shared object"), "ulimit -v"),
         (
             OSError(errno.EIO, "Input/output error", "/data"),

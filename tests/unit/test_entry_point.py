@@ -87,14 +87,15 @@ def test_a_command_of_the_image_has_the_caches(shared: Path) -> None:
         assert own.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path) -> None:
-    """That of SIGTERM; the ranks hear the signal itself."""
+@pytest.mark.parametrize("code", [143, 2])
+def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path, code: int) -> None:
+    """That of SIGTERM, but where a rank cannot save (2); the ranks hear the signal itself."""
     number = signal.SIGUSR1
     begun, ended = tmp_path / "begun", tmp_path / "ended"
     program = tmp_path / "program.py"
     program.write_text(
         "import pathlib, signal, time\n"
-        f"def end(number, _): pathlib.Path({str(ended)!r}).write_text(str(number)); exit(143)\n"
+        f"def end(number, _): pathlib.Path({str(ended)!r}).write_text(str(number)); exit({code})\n"
         f"signal.signal({int(number)}, end); pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     )
     process = started(shared, "--nproc-per-node", "1", str(program))
@@ -103,7 +104,7 @@ def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 143 and "Traceback" not in said
+    assert process.returncode == code and "Traceback" not in said
     assert ended.read_text() == str(int(number))
 
 

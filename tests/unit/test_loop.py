@@ -428,7 +428,7 @@ def test_the_next_epoch_is_begun_where_no_validation_comes_between(
         order.append("validation")
         return validates(epoch, first)
 
-    def save() -> None:
+    def save(*, last: bool = False) -> None:
         order.append(f"save of epoch {toy.training.progress.epoch}")
         saves()
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from report.record import Record, claimed
+from report.record import Record, claimed, unwritable
+from system import storage
 from tests.unit.folders import contents
 
 
@@ -132,18 +133,16 @@ def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(
             os.kill(worker, signal.SIGKILL)
 
 
-def test_a_full_disk_loses_nothing_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_full_disk_does_not_take_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Training goes on; what was there stays, and a piece is whole or not there."""
+    monkeypatch.setattr(storage, "_said", set())
     record = Record(tmp_path)
     record.point("train", 1, {"loss": 1.0})
-    record.summary({"steps": 1})
+    record.row("results.csv", {"step": 1, "a": 1})
     before = contents(tmp_path)
-    full = pytest.raises(UserError, match="no space left")
     none_left = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("report.record.os.fsync", MagicMock(side_effect=none_left))
-    with full:
-        record.summary({"steps": 2})
     really_write, parts = os.write, [5]
 
     def half(file: int, content: bytes) -> int:
@@ -151,14 +150,40 @@ def test_a_full_disk_loses_nothing_that_was_there(
             return really_write(file, content[: parts.pop()])
         raise none_left
 
-    monkeypatch.setattr("report.record.os.write", half)
-    with full:
-        record.point("train", 2, {"loss": 2.0})
+    def fill() -> None:
+        monkeypatch.setattr("os.write", half)
+        monkeypatch.setattr("os.fsync", MagicMock(side_effect=none_left))
+
+    fill()
+    for step in (2, 3):
+        record.point("train", step, {"loss": 2.0})
+        record.row("results.csv", {"step": step, "a": step})
+    record.summary({"steps": 3})
     assert contents(tmp_path) == before
+    assert capsys.readouterr().err.count("no space left; training goes on") == 1
     monkeypatch.undo()
-    record.point("train", 3, {"loss": 3.0})
+    record.point("train", 4, {"loss": 3.0})
+    record.row("results.csv", {"step": 4, "a": 4})
+    assert [point["step"] for point in lines(tmp_path)] == [1, 2, 3, 4]
+    table = (tmp_path / "results.csv").read_text()
+    assert table == "step,a\n1,1\n2,2\n3,3\n4,4\n"
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 3}
+    fill()
+    record.point("train", 5, {"loss": 3.0})
+    record.summary({"steps": 5})
     record.close()
-    assert [point["step"] for point in lines(tmp_path)] == [1, 3]
+    said = capsys.readouterr().err
+    assert "metrics.jsonl: no space left, 1 piece lost" in said
+    assert "summary.json: no space left, not written" in said
+    monkeypatch.undo()
+    assert len(lines(tmp_path)) == 4
+
+
+def test_a_full_disk_is_named_where_a_run_begins(tmp_path: Path) -> None:
+    none_left = OSError(errno.ENOSPC, "No space left on device")
+    assert "what is there" not in str(unwritable(tmp_path, none_left))
+    (tmp_path / "last.pt").touch()
+    assert "is there is complete" in str(unwritable(tmp_path, none_left))
 
 
 def test_a_row_takes_the_place_of_later_ones(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from contracts import UserError
 from engine import slurm
 from engine.slurm import first_host, gpus_on_node, has_own_cores, torchrun_variables
-from tests.end_to_end.runs import Runner
+from tests.end_to_end.runs import ROOT, Runner
 
 TASK = """JOB_ID=70001 NTASKS=5 PROCID=3 LOCALID=1 NODEID=1 NNODES=3 TASKS_PER_NODE=2(x2),1
     NODELIST=gpu[03-04,7],login"""
@@ -110,3 +112,20 @@ def test_two_tasks_meet(runner: Runner) -> None:
     refused = runner(env={"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
     assert refused.wait() == 2 and len(refused.err.splitlines()) == 1
     assert refused.err.startswith("one of 2 tasks of Slurm, of unknown place")
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(143, "requeue 7\n"), (2, "")])
+def test_the_jobs_script(tmp_path: Path, code: int, requeued: str) -> None:
+    """srun is told the job's cores for a task, which it does not take from the job; a mistake ends it."""
+    for name, ends in (("srun", code), ("scontrol", 0)):
+        command = tmp_path / name
+        command.write_text(f'#!/bin/sh\necho "$@" > "$0.said"\nexit {ends}\n')
+        command.chmod(0o755)
+    job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "12"}
+    script: list[str | Path] = ["bash", ROOT / "scripts/slurm.sh", "--data", "a b"]
+    assert subprocess.run(script, env=job | path, check=False).returncode == code
+    words = (tmp_path / "srun.said").read_text().split()
+    assert "--cpus-per-task=12" in words[: words.index("python")]
+    asked = tmp_path / "scontrol.said"
+    assert (asked.read_text() if asked.exists() else "") == requeued

@@ -164,7 +164,7 @@ def test_a_store_that_has_gone_ends_the_run(
         peers(1, Gone()).watch(lambda lost: made.world.on_lost(lost))
         until(lambda: codes)
     assert codes[0] == 128 + signal.SIGTERM
-    line = f"{HERE} cannot go on: rank 0 on a does not answer; go on from last.pt with --resume auto"
+    line = f"{HERE} cannot go on: rank 0 on a does not answer; go on with --resume auto"
     assert capfd.readouterr().err.splitlines()[-1] == f"train.py: {line}"
 
 
