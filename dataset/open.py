@@ -366,7 +366,9 @@ def _opener(
             if name == "folder" and not settings.multi_label
             else ""
         )
-        raise UserError(f"--data {root}: has no {lacking}; {hint}it must be {must_be}")
+        if not hint or hint.endswith("else "):
+            hint += f"it must be {must_be}"
+        raise UserError(f"--data {root}: has no {lacking}; {hint}")
     return partial(module.open, root, split, **_options(settings, root, split, name))
 
 

@@ -82,6 +82,29 @@ def test_what_the_share_is_not_for(
     assert "has train and val; leave it out" in refused(lambda: opened(root, 0.2))
 
 
+@pytest.mark.parametrize(
+    ("names", "share", "said"),
+    [
+        ("Train Test", 0.2, "'Test' and 'Train' are splits and not classes; name them"),
+        ("Training VALID", None, "'Training' and 'VALID' are splits and not classes"),
+        ("train test", 0.2, r"--data \S+/train parted by --val-share 0.2"),
+        ("train test", None, r"--data \S+/train parted by --val-share 0.2"),
+        ("train val test", None, "^$"),
+        ("bus train", 0.5, "^$"),
+        ("Bus Train Test", 0.5, "^$"),
+    ],
+)
+def test_folders_named_as_splits_are_no_classes(
+    names: str, share: float | None, said: str, tmp_path: Path
+) -> None:
+    files = [f"{name}/ant/{i}.jpg" for name in names.split() for i in range(9)]
+    root = fill(tmp_path / "photos", dict.fromkeys(files, JPEG))
+    told = "" if said == "^$" else refused(lambda: opened(root, share))
+    assert re.search(said, told)
+    if not told:
+        opened(root, share)
+
+
 def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos", 60)
     fill(root, {f"class {number}/one.jpg": JPEG for number in range(30)})
