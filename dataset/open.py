@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -441,8 +442,19 @@ def tell_of_classes(
     expected: tuple[str, ...] | None,
     noun: str,
 ) -> None:
-    """Warn of a single class where more are `expected`, or any, and of classes without a sample."""
+    """Warn of a single class where more are `expected`, or any, of names that look alike, and of classes without
+    a sample."""
     columns = split.columns
+    if expected is None:
+        alike: dict[str, list[str]] = {}
+        for one in columns.classes:
+            looks = unicodedata.normalize("NFC", one).casefold().strip()
+            # in ASCII a letter with an accent is not what a letter and an accent are
+            alike.setdefault(looks, []).append(ascii(one))
+        if said := [" and ".join(ones) for ones in alike.values() if len(ones) > 1]:
+            console.warn(
+                f"{name}: classes of their own whose names look alike: {', '.join(said[:10])}; are they one each?"
+            )
     counts = np.bincount(columns.label, minlength=len(columns.classes))
     present = np.flatnonzero(counts)
     if len(present) == 1 and (expected is None or len(expected) > 1):

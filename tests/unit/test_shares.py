@@ -82,6 +82,21 @@ def test_what_the_share_is_not_for(
     assert "has train and val; leave it out" in refused(lambda: opened(root, 0.2))
 
 
+def test_classes_that_look_alike_are_one_warning(tmp_path: Path) -> None:
+    names = ["Gr\u00fcn", "Gru\u0308n", "Junco", "junco", "gecko", "gecko ", "ant"]
+    files = [f"{name}/{name}{i}.jpg" for name in names for i in range(9)]
+    root = fill(tmp_path / "photos", dict.fromkeys(files, JPEG))
+    _, said, _ = opened(root, 0.3)
+    (line,) = [line for line in said if "look alike" in line]
+    for both in (
+        r"'Gru\u0308n' and 'Gr\xfcn'",
+        "'Junco' and 'junco'",
+        "'gecko' and 'gecko '",
+    ):
+        assert both in line
+    assert "ant" not in line
+
+
 @pytest.mark.parametrize(
     ("names", "share", "said"),
     [
