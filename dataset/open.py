@@ -460,7 +460,7 @@ def tell_of_classes(
     if len(present) == 1 and (expected is None or len(expected) > 1):
         console.warn(
             f"{name}: one class alone, '{columns.classes[present[0]]}', so there is nothing to learn; "
-            "is --data a folder too high?"
+            "is --data a folder too low or too high, or do all files lie in one folder?"
         )
     if expected is None and not counts.all():
         empty = np.flatnonzero(counts == 0)

@@ -236,7 +236,8 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
     for train, said in (
         (
             "a.mp4 run\n",
-            "train: one class alone, 'run', so there is nothing to learn; is --data a folder too high?",
+            "train: one class alone, 'run', so there is nothing to learn; "
+            "is --data a folder too low or too high, or do all files lie in one folder?",
         ),
         (
             "a.mp4 4\na.mp4 3\na.mp4 1\n",
