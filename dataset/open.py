@@ -253,7 +253,8 @@ def _tell(
 ) -> None:
     """Say what a scan warns of, and what of the split may be a mistake; `expected` are training's classes."""
     columns = split.columns
-    lines = [columns.left_out]
+    # the run's folder gets a copy
+    lines = [columns.left_out.replace(f"{columns.folder}/", "the run's ")]
     if content == "images":
         lines.append(told_of_exif(columns) if settings.exif == "stored" else "")
     elif content != "videos":

@@ -13,6 +13,7 @@ import pytest
 
 from contracts import Split
 from dataset.open import open_splits
+from report.summary import rejected
 from settings.data import Data
 from tests.unit.folders import JPEG, fill, refused
 from tests.unit.test_splits import Console
@@ -80,6 +81,14 @@ def test_what_the_share_is_not_for(
     assert said in refused(lambda: opened(root, share, **more))
     fill(root, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     assert "has train and val; leave it out" in refused(lambda: opened(root, 0.2))
+
+
+def test_what_one_scan_left_out_is_listed_once(tmp_path: Path) -> None:
+    root = fill(photos(tmp_path / "photos", 20), {"ant/bad.jpg": b"no image"})
+    _, said, splits = opened(root, 0.3)
+    assert "images: left out: 1 (files" in said[0] and str(tmp_path) not in said[0]
+    (line,) = rejected(splits).decode().splitlines()
+    assert line.startswith(f"train, val\t{root}/ant/bad.jpg\t")
 
 
 def test_classes_that_look_alike_are_one_warning(tmp_path: Path) -> None:
