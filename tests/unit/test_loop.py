@@ -205,12 +205,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     monkeypatch.setattr(checkpoint, "write", slowly)
     toy = Toy(tmp_path, 1, val_every=0, save_every_steps=2)
     toy.training.checkpoints.keep = 2
-    toy.at = {4: goes_on.set}
+    toy.at = {3: goes_on.set}
     assert toy.training.fit()
     # without waiting here
     last = torch.load(tmp_path / "last.pt", weights_only=True)
     assert last["progress"]["step"] == 4
-    for step in (3, 4):
+    for step in (2, 4):
         weight, progress = toy.kept(f"step-00000000{step}.pt")
         assert weight == progress["step"] == step
 
