@@ -245,6 +245,15 @@ def test_a_url_is_refused_where_none_is_taken(name: str, tmp_path: Path) -> None
         assert mistake(["--config", path]) == f"--config {path}: {where}"
 
 
+@pytest.mark.parametrize("words", ["--arch resnet50", "--weights w.pt"])
+def test_a_preset_is_named_to_who_has_no_recipe_of_their_own(words: str) -> None:
+    named = words.split()
+    assert all("defaults" in line for line in config.recipe(parse(named), "resnet50"))
+    assert config.recipe(parse([*named, "--epochs", "3"]), "resnet50")
+    for own in ("--lr 0.01", "--optimizer adamw", "--warmup-epochs 0"):
+        assert not config.recipe(parse([*named, *own.split()]), "resnet50")
+
+
 def test_nearest_names() -> None:
     known = ["resnet18", "resnet50", "alexnet"]
     assert one_of("--arch", "alexnet", known) == "alexnet"
