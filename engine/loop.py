@@ -126,8 +126,10 @@ class Training:
         return 0
 
     def _fit(self) -> bool:
-        if warning := schedules.warmup_warning(self.optimisation, self.plan.steps(0)):
-            self.report.warn(warning)
+        trains = self.progress.epoch < self.optimisation.epochs and not self._enough()
+        warned = schedules.warmup_warning(self.optimisation, self.plan.steps(0))
+        if trains and warned:
+            self.report.warn(warned)
         while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():
                 self._save_whole()
