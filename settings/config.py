@@ -91,7 +91,10 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
     try:
         config = Config.model_validate(nested)
     except ValidationError as error:
-        raise UserError(f"{origin}: {refusal(error, depth=1)}") from None
+        said = refusal(error, depth=1)
+        if theirs := help.DIFFERENT.get(said.split()[0].lstrip("-")):
+            said += f"; another program's is {theirs}"
+        raise UserError(f"{origin}: {said}") from None
     for flag, said in _contradictions(config):
         raise UserError(f"{origin}: --{flag} {said}")
     return config
