@@ -178,6 +178,7 @@ WRONG_FLAGS = {
     "--val-clips 3": "--val-clips .*--task video.*--task classification",
     "--task detections": "did you mean detection.*classification, detection, superres",
     "--bach-size 3": "--bach-size.*did you mean.*batch-size.*--help-all",
+    "--log wandb tensorboard": "--log got 'tensorboard', which is always written",
     "--lr 0.1 stray": "stray: a path needs a flag; --data FOLDER",
     "--seed -1": "--seed got",
     f"--seed {2**63}": "--seed got",

@@ -129,6 +129,10 @@ def test_names_are_listed_and_suggested(capsys: pytest.CaptureFixture[str]) -> N
     for name in ("resnet26d", "vit_small_patch16_224"):
         with pytest.raises(UserError, match=f"'{name}', which is timm/{name} here$"):
             architecture(IMAGES, name)
+    with pytest.raises(UserError, match=r"did you mean timm/vit_small_\w+ or timm/"):
+        architecture(IMAGES, "vit_s")
+    with pytest.raises(UserError, match=r"did you mean resnet\d+ or"):
+        architecture(IMAGES, "resnet1")
     assert archs.main(["resnet26d"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["classification", "timm/resnet26d", "224"] in lines
