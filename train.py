@@ -221,6 +221,7 @@ def train(
         )
         limits = {"loaders": choice.told(kind.unit)}
         if not run.evaluate:
+            limits["weights"] = start.weights_told(resumed=bool(resume.content))
             limits |= schedules.limits(
                 plan,
                 opt,

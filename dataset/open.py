@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -252,7 +253,8 @@ def _tell(
 ) -> None:
     """Say what a scan warns of, and what of the split may be a mistake; `expected` are training's classes."""
     columns = split.columns
-    lines = [columns.left_out]
+    # the run's folder gets a copy
+    lines = [columns.left_out.replace(f"{columns.folder}/", "the run's ")]
     if content == "images":
         lines.append(told_of_exif(columns) if settings.exif == "stored" else "")
     elif content != "videos":
@@ -366,7 +368,9 @@ def _opener(
             if name == "folder" and not settings.multi_label
             else ""
         )
-        raise UserError(f"--data {root}: has no {lacking}; {hint}it must be {must_be}")
+        if not hint or hint.endswith("else "):
+            hint += f"it must be {must_be}"
+        raise UserError(f"--data {root}: has no {lacking}; {hint}")
     return partial(module.open, root, split, **_options(settings, root, split, name))
 
 
@@ -439,14 +443,25 @@ def tell_of_classes(
     expected: tuple[str, ...] | None,
     noun: str,
 ) -> None:
-    """Warn of a single class where more are `expected`, or any, and of classes without a sample."""
+    """Warn of a single class where more are `expected`, or any, of names that look alike, and of classes without
+    a sample."""
     columns = split.columns
+    if expected is None:
+        alike: dict[str, list[str]] = {}
+        for one in columns.classes:
+            looks = unicodedata.normalize("NFC", one).casefold().strip()
+            # in ASCII a letter with an accent is not what a letter and an accent are
+            alike.setdefault(looks, []).append(ascii(one))
+        if said := [" and ".join(ones) for ones in alike.values() if len(ones) > 1]:
+            console.warn(
+                f"{name}: classes of their own whose names look alike: {', '.join(said[:10])}; are they one each?"
+            )
     counts = np.bincount(columns.label, minlength=len(columns.classes))
     present = np.flatnonzero(counts)
     if len(present) == 1 and (expected is None or len(expected) > 1):
         console.warn(
             f"{name}: one class alone, '{columns.classes[present[0]]}', so there is nothing to learn; "
-            "is --data a folder too high?"
+            "is --data a folder too low or too high, or do all files lie in one folder?"
         )
     if expected is None and not counts.all():
         empty = np.flatnonzero(counts == 0)

@@ -17,6 +17,10 @@ from dataset.stores.folder import Folder
 
 SHOWN = 10
 """Classes whose counts are told."""
+SPLIT_NAMES = frozenset(
+    ["train", "training", "val", "valid", "validation", "test", "testing"]
+)
+"""Names of folders, in any case, that are splits where a set has no other folders."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,24 +68,42 @@ def require(root: Path, of_images: bool) -> None:
         raise UserError(
             f"--data {root}: no such folder; with --val-share it has a folder a class"
         )
-    both = [name for name in ("train", "val") if (root / name).is_dir()]
-    if both:
+    if {"train", "val"} <= set(_folders(root)):
         raise UserError(
-            f"--val-share is for a folder without train/ and val/, and --data {root} has "
-            f"{' and '.join(both)}; leave it out"
+            f"--val-share is for a folder without train/ and val/, and --data {root} has train and val; leave it out"
         )
+    if told := _named_splits(root):
+        raise UserError(f"--data {root}: {told}")
 
 
 def hint(root: Path) -> str:
-    """Return what to add where folders of `root` may be classes, none being train/ or val/; else nothing."""
-    folders = {
-        entry.name
-        for entry in os.scandir(root)
-        if entry.is_dir() and not entry.name.startswith(".")
-    }
-    if not folders or folders & {"train", "val"}:
+    """Return what the folders of `root`, which lacks a split, may be; "; else " ends it where that is a guess."""
+    names = _folders(root)
+    if not names or {"train", "val"} <= set(names):
         return ""
-    return "where its folders are classes add --val-share 0.2; else "
+    return (
+        _named_splits(root)
+        or "where its folders are classes add --val-share 0.2; else "
+    )
+
+
+def _folders(root: Path) -> list[str]:
+    """Return the sorted names of the folders in `root` that are not hidden."""
+    entries = (entry for entry in os.scandir(root) if entry.is_dir())
+    return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+
+
+def _named_splits(root: Path) -> str:
+    """Return what to say where all folders of `root` are named as splits are; else nothing."""
+    names = _folders(root)
+    if not names or not SPLIT_NAMES.issuperset(map(str.casefold, names)):
+        return ""
+    first = next((name for name in names if name[:5].casefold() == "train"), names[0])
+    named = " and ".join(map(repr, names))
+    return (
+        f"its folders {named} are splits and not classes; name them train/ and val/, without --val-share, "
+        f"or have --data {root / first} parted by --val-share 0.2"
+    )
 
 
 def validates(names: list[bytes], share: float, seed: int) -> Array:

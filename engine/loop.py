@@ -140,8 +140,10 @@ class Training:
         return 0
 
     def _fit(self) -> bool:
-        if warning := schedules.warmup_warning(self.optimisation, self.plan.steps(0)):
-            self.report.warn(warning)
+        trains = self.progress.epoch < self.optimisation.epochs and not self._enough()
+        warned = schedules.warmup_warning(self.optimisation, self.plan.steps(0))
+        if trains and warned:
+            self.report.warn(warned)
         while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():
                 self._save_whole(last=True)
@@ -265,7 +267,12 @@ class Training:
                 stopped = decided["stop"]
                 if stopped or self._enough():
                     break
-                if decided["save"]:
+                every = self.run.save_every_steps
+                # every rank counts steps, and no vote is needed; behind the last one the epoch's end saves
+                by_steps = (
+                    every > 0 and left > 1 and self.progress.step % every == 0
+                ) and not self.validation.unsettled
+                if decided["save"] or by_steps:
                     self._pause()
                     self.save()
                     self._start_clocks()
@@ -496,15 +503,12 @@ class Training:
             )
 
     def _save_due(self) -> bool:
-        """Whether rank 0 wants a checkpoint, and has not said so yet."""
+        """Whether rank 0 wants a checkpoint, by the clock or for figures, and has not said so yet."""
         if self.world.rank != 0 or self._save_is_asked_for:
             return False
         if self.validation.unsettled:
             # the checkpoint is written with the figures; saving before they are there would block on them
             return self.validation.figures_are_there()
-        every = self.run.save_every_steps
-        if every > 0 and self.progress.step % every == 0:
-            return True
         return 0 < 60 * self.run.save_every_minutes <= time.monotonic() - self._saved_at
 
     def _save_whole(self, *, last: bool = False) -> None:

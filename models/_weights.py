@@ -257,6 +257,9 @@ def fill(
     if wrong:
         there, here = _kind(state[wrong[0]]), _kind(own[wrong[0]])
         reason = f"'{wrong[0]}' is {there} there, {here} here"
+        if "pos" in wrong[0] and state[wrong[0]].ndim == own[wrong[0]].ndim:
+            # of a ViT one for each patch
+            reason += "; it follows the size of the images: --image-size N, that of their training"
     # as of the oldest version of each module, which renames what it finds; MNASNet takes today's alone
     for versions in () if wrong else (None, own._metadata):  # type: ignore[attr-defined]
         if versions is not None:

@@ -82,8 +82,8 @@ def build(
     options: dict[str, Any] = {"num_classes": classes}
     if stochastic_depth is not None:
         options["drop_path_rate"] = stochastic_depth
-    if found.get("fixed_input_size"):
-        options["img_size"] = shape[-1]
+    sized = {"img_size": shape[-1]} if found.get("fixed_input_size") else {}
+    options |= sized
     name = arch.removeprefix(PREFIX).partition(".")[0]
     asked = ", ".join(f"{option}={value}" for option, value in options.items())
     try:
@@ -99,7 +99,10 @@ def build(
     heads = found.get("classifier") or ()
     heads = (heads,) if isinstance(heads, str) else heads
     return module, fill(
-        module, arch, _read(arch, weights), heads=tuple(f"{head}." for head in heads)
+        module,
+        arch,
+        _read(arch, weights, sized),
+        heads=tuple(f"{head}." for head in heads),
     )
 
 
@@ -151,8 +154,8 @@ def _config(arch: str, weights: str | None) -> dict[str, Any]:
     return dict(found.to_dict()) if found else {}
 
 
-def _read(arch: str, weights: str) -> Weights:
-    """Return the weights in a file, or timm's published ones of that tag. Raises Unusable."""
+def _read(arch: str, weights: str, sized: dict[str, int]) -> Weights:
+    """Return the weights in a file, or timm's published ones of that tag, which timm resizes. Raises Unusable."""
     said = f"--weights {weights}"
     if os.path.exists(weights):
         return read_file(Path(weights), said)
@@ -163,7 +166,9 @@ def _read(arch: str, weights: str) -> Weights:
             f"{said}: no such file, and timm's weights of {arch} are {listed}"
         )
     try:
-        published = _timm().create_model(_tagged(arch, weights), pretrained=True)
+        published = _timm().create_model(
+            _tagged(arch, weights), pretrained=True, **sized
+        )
     except Exception as error:  # whatever its hub, its mirror or the disk raise
         raise Unusable(
             f"{said} cannot be downloaded by timm ({first_line(error)}); or name a file"

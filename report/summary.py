@@ -222,16 +222,16 @@ def mean(values: Sequence[float]) -> float | None:
 
 def rejected(splits: Mapping[str, Split]) -> bytes:
     """Return what the scans of the splits have left out, a line each: split, tab, name, tab, why."""
-    lines = []
+    # one scan may be of both, and is listed once
+    names: dict[Path, list[str]] = {}
     for name, split in splits.items():
-        if getattr(split.columns, "rejected", 0) and (
-            name == "train" or split is not splits["train"]
-        ):
-            listed = split.columns.folder / "rejected.txt"
-            lines += [
-                f"{name}\t{line}\n"
-                for line in listed.read_text(encoding="utf-8").splitlines()
-            ]
+        if getattr(split.columns, "rejected", 0):
+            names.setdefault(split.columns.folder / "rejected.txt", []).append(name)
+    lines = [
+        f"{', '.join(of)}\t{line}\n"
+        for listed, of in names.items()
+        for line in listed.read_text(encoding="utf-8").splitlines()
+    ]
     return "".join(lines).encode()
 
 

@@ -143,13 +143,16 @@ def opened(start: Start, kind: TaskKind, named: Path | None) -> Split:
         return kind.predicting(start.config, found.split, start.trained, named).split
     if data.data is None:
         raise UserError("there is no data to check the file on: --images FOLDER")
-    return open_splits(
-        data,
-        content=kind.content(start.config),
-        loader="auto",
-        evaluate=True,
-        console=Console(enabled=False),
-    )["val"]
+    try:
+        return open_splits(
+            data,
+            content=kind.content(start.config),
+            loader="auto",
+            evaluate=True,
+            console=Console(enabled=False),
+        )["val"]
+    except UserError as error:  # moved since then, mostly
+        raise UserError(f"{error}; or check the file on --images FOLDER") from None
 
 
 def as_onnx(module: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:

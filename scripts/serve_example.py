@@ -26,6 +26,11 @@ def inert(cell: str) -> str:
 
 
 def main(model: str, *images: str) -> None:
+    if folder := next(filter(os.path.isdir, images), None):
+        print(
+            f"serve_example: {folder} is a folder, and it takes files", file=sys.stderr
+        )
+        sys.exit(2)
     try:
         session = onnxruntime.InferenceSession(
             model, providers=onnxruntime.get_available_providers()

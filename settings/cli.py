@@ -119,6 +119,15 @@ def flag_words(
             for at, word in enumerate(unknown)
             if not at or (word.startswith("-") and word.lstrip("-")[:1].isalpha())
         ]
+        # flags of ours that mean something else to others have an answer, too
+        taken = [f"--{name.replace('_', '-')}" for name in vars(values)]
+        others = [flag for flag in taken if answer(flag)]
+        before = [word for word in dashed[: dashed.index(unknown[0])] if "--" in word]
+        is_number = unknown[0].replace(".", "", 1).isdigit()
+        if is_number and before and before[-1] in others:
+            asked = asked[1:] + others
+        elif any(word.startswith("-") and answer(word) for word in asked):
+            asked += others
         said, *more = (_of_unknown(word, known, answer) for word in asked)
         lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
         if more:

@@ -68,6 +68,8 @@ FACTS: dict[str, Facts] = {
     for name, field in cls.model_fields.items()
 }
 """Facts of each setting, by its name."""
+TUNED = ("optimizer", "lr", "schedule", "weight_decay", "warmup_epochs", "warmup_steps")
+"""Settings by which a recipe is one's own."""
 
 
 def build(flat: dict[str, Any], origin: str = "settings") -> Config:
@@ -89,7 +91,10 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
     try:
         config = Config.model_validate(nested)
     except ValidationError as error:
-        raise UserError(f"{origin}: {refusal(error, depth=1)}") from None
+        said = refusal(error, depth=1)
+        if theirs := help.DIFFERENT.get(said.split()[0].lstrip("-")):
+            said += f"; another program's is {theirs}"
+        raise UserError(f"{origin}: {said}") from None
     for flag, said in _contradictions(config):
         raise UserError(f"{origin}: --{flag} {said}")
     return config
@@ -240,8 +245,12 @@ def _check_read(config: Config, before: Config) -> None:
 
 def recipe(config: Config, arch: str) -> list[str]:
     """Return a line for each preset with published settings of the architecture, or for weights that are
-    trained already; [] when one was named, or where nothing is trained."""
-    if config.run.config is not None or config.run.uses:
+    trained already; [] when one or a part of one was named, or where nothing is trained."""
+    usual = Optimisation()
+    tuned = any(
+        getattr(config.optimisation, one) != getattr(usual, one) for one in TUNED
+    )
+    if config.run.config is not None or config.run.uses or tuned:
         return []
     if config.model.weights is not None:
         said = (

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat, PositiveInt
+from pydantic import BeforeValidator, Field, FiniteFloat, PositiveInt
 
 from settings.cli import FolderOrUrl, Settings
 from settings.types import Facts, NotNegative, setting
+
+
+def _without_tensorboard(value: Any) -> Any:
+    if "tensorboard" in (value or ()):
+        raise ValueError("got 'tensorboard', which is always written; leave it out")
+    return value
 
 
 class Run(Settings):
@@ -52,7 +58,10 @@ class Run(Settings):
     profile: bool = False
     """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
     table of operators."""
-    log: tuple[Literal["wandb", "mlflow", "trackio", "aim"], ...] = ()
+    log: Annotated[
+        tuple[Literal["wandb", "mlflow", "trackio", "aim"], ...],
+        BeforeValidator(_without_tensorboard),
+    ] = ()
     """Trackers that get what TensorBoard gets, where they are installed."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""

@@ -87,14 +87,21 @@ def architecture(
             registry = cast("Registry", import_module(module))
             return registry, one_of(flag, arch, registry.names(), lister=LISTER)
     names = kind.registry.names()
+    begun: list[str] = []  # names of others that begin so
     for prefix, module in () if arch in names else kind.others.items():
         # its package may not be installed
         with suppress(Unusable):
-            if prefix + arch in import_module(module).names():
+            theirs = import_module(module).names()
+            if prefix + arch in theirs:
                 raise UserError(f"{flag} got '{arch}', which is {prefix}{arch} here")
+            begun += [one for one in theirs if one.startswith(prefix + arch)]
     for task in TASKS:
         if task != kind.name and arch in kind_named(task).registry.names():
             raise UserError(f"{flag} got '{arch}', which is for --task {task}")
+    if begun and not any(name.startswith(arch) for name in names):
+        near = " or ".join(sorted(begun, key=len)[:3])
+        said = f"{flag} got '{arch}' (did you mean {near}?); {LISTER} lists them"
+        raise UserError(said)
     return kind.registry, one_of(flag, arch, names, lister=LISTER)
 
 

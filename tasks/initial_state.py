@@ -95,6 +95,17 @@ class Start:
         """Whether answers and files are of the checkpoint's average, and not of its network."""
         return self.used.get("of") == "average"
 
+    def weights_told(self, *, resumed: bool) -> str:
+        """Return what to say of the weights that training begins with; "" where it goes on, or is meant to begin
+        with none."""
+        if self.weights or resumed:
+            return "" if resumed else str(self.weights)
+        config = self.config
+        trained = config.model.freeze or config.optimisation.layer_decay < 1
+        return "none, and the settings are for trained ones: --weights DEFAULT" * bool(
+            trained
+        )
+
     def native(self, registry: Registry, arch: str) -> Native:
         """Return what the architecture was made for, with --image-size, --mean and the like where given.
 

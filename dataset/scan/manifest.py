@@ -107,7 +107,7 @@ class Manifest:
     def left_out(self) -> str:
         """Say how much the scan has left out, and where that is named; "" where nothing was."""
         return (
-            f"{self.rejected} left out, named in {self.folder / 'rejected.txt'}"
+            f"left out: {self.rejected} (files, lines, empty classes), named in {self.folder / 'rejected.txt'}"
             if self.rejected
             else ""
         )

@@ -213,6 +213,9 @@ def test_what_is_no_onnx_file_is_not_served(
             serve_example.main(model, picture)
         assert ended_by.value.code == 2
         assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
+    with pytest.raises(SystemExit) as ended_by:
+        serve_example.main("gone.onnx", picture, str(home.cwd))
+    assert ended_by.value.code == 2 and "is a folder" in capsys.readouterr().err
 
 
 SHARED = ROOT.parent / "shared" / "data"

@@ -178,6 +178,7 @@ WRONG_FLAGS = {
     "--val-clips 3": "--val-clips .*--task video.*--task classification",
     "--task detections": "did you mean detection.*classification, detection, superres",
     "--bach-size 3": "--bach-size.*did you mean.*batch-size.*--help-all",
+    "--log wandb tensorboard": "--log got 'tensorboard', which is always written",
     "--lr 0.1 stray": "stray: a path needs a flag; --data FOLDER",
     "--seed -1": "--seed got",
     f"--seed {2**63}": "--seed got",
@@ -243,6 +244,15 @@ def test_a_url_is_refused_where_none_is_taken(name: str, tmp_path: Path) -> None
     if name != "config":
         path = preset(tmp_path, f"{name}: s3://bucket/x\n")
         assert mistake(["--config", path]) == f"--config {path}: {where}"
+
+
+@pytest.mark.parametrize("words", ["--arch resnet50", "--weights w.pt"])
+def test_a_preset_is_named_to_who_has_no_recipe_of_their_own(words: str) -> None:
+    named = words.split()
+    assert all("defaults" in line for line in config.recipe(parse(named), "resnet50"))
+    assert config.recipe(parse([*named, "--epochs", "3"]), "resnet50")
+    for own in ("--lr 0.01", "--optimizer adamw", "--warmup-epochs 0"):
+        assert not config.recipe(parse([*named, *own.split()]), "resnet50")
 
 
 def test_nearest_names() -> None:

@@ -117,5 +117,8 @@ def test_one_class_alone(split: str, data: Path, wanted: str) -> None:
         shutil.rmtree(data / one / "bee")
     console = Console()
     opened(data, videos=wanted == "video", console=console)
-    said = f"{split}: one class alone, 'ant', so there is nothing to learn; is --data a folder too high?"
+    said = (
+        f"{split}: one class alone, 'ant', so there is nothing to learn; "
+        "is --data a folder too low or too high, or do all files lie in one folder?"
+    )
     assert console.warnings == [said]

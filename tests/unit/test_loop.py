@@ -182,6 +182,17 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
     assert [later.waited for later in toy.later] == [0, 1]
 
 
+@pytest.mark.parametrize(("step", "warnings"), [(0, 1), (2, 0)])
+def test_a_run_that_is_over_has_no_warm_up_to_warn_of(
+    step: int, warnings: int, tmp_path: Path
+) -> None:
+    toy = Toy(tmp_path, 1, val_every=0)
+    toy.training.optimisation = Optimisation(epochs=1, steps=2, warmup_epochs=1)
+    toy.training.progress = Progress(step=step, consumed=step * BATCH)
+    assert toy.training.fit()
+    assert toy.report.warn.call_count == warnings
+
+
 def test_figures_that_come_with_the_last_step_are_told_soon(tmp_path: Path) -> None:
     """Also after an epoch that neither validates nor saves."""
     toy = Toy(tmp_path, 4, 0.5, 0.75, val_every=2)
@@ -205,12 +216,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     monkeypatch.setattr(checkpoint, "write", slowly)
     toy = Toy(tmp_path, 1, val_every=0, save_every_steps=2)
     toy.training.checkpoints.keep = 2
-    toy.at = {4: goes_on.set}
+    toy.at = {3: goes_on.set}
     assert toy.training.fit()
     # without waiting here
     last = torch.load(tmp_path / "last.pt", weights_only=True)
     assert last["progress"]["step"] == 4
-    for step in (3, 4):
+    for step in (2, 4):
         weight, progress = toy.kept(f"step-00000000{step}.pt")
         assert weight == progress["step"] == step
 

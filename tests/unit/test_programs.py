@@ -6,8 +6,14 @@ import os
 import subprocess
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from scripts import export
+from settings.config import parse
+from tests.unit.folders import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,3 +68,13 @@ def test_what_a_script_lacks_is_said_in_a_line(
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 2 and line.startswith(f"{name}: {said}")
     assert os.listdir(tmp_path) == ["runs"]
+
+
+@pytest.mark.parametrize("flags", ["", "--val-share 0.2"])
+def test_an_export_whose_data_was_moved_says_what_else_it_is_checked_on(
+    flags: str,
+) -> None:
+    start: Any = SimpleNamespace(config=parse(f"--data gone {flags}".split()))
+    kind: Any = SimpleNamespace(content=lambda config: "images")
+    said = refused(lambda: export.opened(start, kind, None))
+    assert said.startswith("--data gone: no such folder") and "--images FOLDER" in said

@@ -13,6 +13,7 @@ import pytest
 
 from contracts import Split
 from dataset.open import open_splits
+from report.summary import rejected
 from settings.data import Data
 from tests.unit.folders import JPEG, fill, refused
 from tests.unit.test_splits import Console
@@ -80,6 +81,52 @@ def test_what_the_share_is_not_for(
     assert said in refused(lambda: opened(root, share, **more))
     fill(root, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     assert "has train and val; leave it out" in refused(lambda: opened(root, 0.2))
+
+
+def test_what_one_scan_left_out_is_listed_once(tmp_path: Path) -> None:
+    root = fill(photos(tmp_path / "photos", 20), {"ant/bad.jpg": b"no image"})
+    _, said, splits = opened(root, 0.3)
+    assert "images: left out: 1 (files" in said[0] and str(tmp_path) not in said[0]
+    (line,) = rejected(splits).decode().splitlines()
+    assert line.startswith(f"train, val\t{root}/ant/bad.jpg\t")
+
+
+def test_classes_that_look_alike_are_one_warning(tmp_path: Path) -> None:
+    names = ["Gr\u00fcn", "Gru\u0308n", "Junco", "junco", "gecko", "gecko ", "ant"]
+    files = [f"{name}/{name}{i}.jpg" for name in names for i in range(9)]
+    root = fill(tmp_path / "photos", dict.fromkeys(files, JPEG))
+    _, said, _ = opened(root, 0.3)
+    (line,) = [line for line in said if "look alike" in line]
+    for both in (
+        r"'Gru\u0308n' and 'Gr\xfcn'",
+        "'Junco' and 'junco'",
+        "'gecko' and 'gecko '",
+    ):
+        assert both in line
+    assert "ant" not in line
+
+
+@pytest.mark.parametrize(
+    ("names", "share", "said"),
+    [
+        ("Train Test", 0.2, "'Test' and 'Train' are splits and not classes; name them"),
+        ("Training VALID", None, "'Training' and 'VALID' are splits and not classes"),
+        ("train test", 0.2, r"--data \S+/train parted by --val-share 0.2"),
+        ("train test", None, r"--data \S+/train parted by --val-share 0.2"),
+        ("train val test", None, "^$"),
+        ("bus train", 0.5, "^$"),
+        ("Bus Train Test", 0.5, "^$"),
+    ],
+)
+def test_folders_named_as_splits_are_no_classes(
+    names: str, share: float | None, said: str, tmp_path: Path
+) -> None:
+    files = [f"{name}/ant/{i}.jpg" for name in names.split() for i in range(9)]
+    root = fill(tmp_path / "photos", dict.fromkeys(files, JPEG))
+    told = "" if said == "^$" else refused(lambda: opened(root, share))
+    assert re.search(said, told)
+    if not told:
+        opened(root, share)
 
 
 def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:

@@ -50,6 +50,24 @@ def test_validation_sizes(flags: dict[str, Any], size: int, resize: int) -> None
     assert (policy.image_size, policy.resize) == (size, resize)
 
 
+@pytest.mark.parametrize(
+    ("flags", "resumed", "said"),
+    [
+        ({"layer_decay": 0.8}, False, "none, and the settings are for trained ones"),
+        ({"freeze": "conv1"}, False, "none, and the settings are for trained ones"),
+        ({"weights": "DEFAULT", "layer_decay": 0.8}, False, "DEFAULT"),
+        ({"layer_decay": 0.8}, True, ""),
+        ({}, False, ""),
+    ],
+)
+def test_the_weights_that_a_run_begins_with(
+    flags: dict[str, Any], resumed: bool, said: str
+) -> None:
+    start = Start.of(build(flags), flags, {}, path=None, origin="")
+    told = start.weights_told(resumed=resumed)
+    assert told.startswith(said) and bool(told) == bool(said)
+
+
 @pytest.mark.parametrize("arch", ["helper:net", "timm/hf-hub:someone/net"])
 def test_a_function_that_builds_the_network_is_the_users_word(arch: str) -> None:
     checkpoint = {

@@ -107,6 +107,29 @@ def test_published_weights_by_name(
     )
 
 
+def test_weights_of_another_size_of_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """timm resizes what it has published; a file's weights are for their own size."""
+    arch, tag = "timm/vit_tiny_patch16_224", "augreg_in21k_ft_in1k"
+    package = registry._timm()
+    create = package.create_model
+    file = str(tmp_path / "a.pt")
+    torch.save(create("vit_tiny_patch16_224").state_dict(), file)
+
+    def create_model(name: str, *, pretrained: bool, **options: Any) -> Any:
+        overlay = {"pretrained_cfg_overlay": {"file": file}} if pretrained else {}
+        return create(name, pretrained=pretrained, **overlay, **options)
+
+    monkeypatch.setattr(package, "create_model", create_model)
+    shape = (2, 3, 64, 64)
+    module, loaded = registry.build(arch, classes=5, shape=shape, weights=tag)
+    assert loaded.anew == ["head.weight", "head.bias"]
+    assert module.get_parameter("pos_embed").shape[1] == 17
+    with pytest.raises(Unusable, match=r"'pos_embed' is .*: --image-size N, that of"):
+        registry.build(arch, classes=5, shape=shape, weights=file)
+
+
 def test_published_weights_name_their_classes() -> None:
     names = registry.classes("timm/resnet50", "a1_in1k")
     assert (len(names), names[0]) == (1000, "n01440764")
@@ -129,6 +152,10 @@ def test_names_are_listed_and_suggested(capsys: pytest.CaptureFixture[str]) -> N
     for name in ("resnet26d", "vit_small_patch16_224"):
         with pytest.raises(UserError, match=f"'{name}', which is timm/{name} here$"):
             architecture(IMAGES, name)
+    with pytest.raises(UserError, match=r"did you mean timm/vit_small_\w+ or timm/"):
+        architecture(IMAGES, "vit_s")
+    with pytest.raises(UserError, match=r"did you mean resnet\d+ or"):
+        architecture(IMAGES, "resnet1")
     assert archs.main(["resnet26d"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["classification", "timm/resnet26d", "224"] in lines

@@ -118,6 +118,21 @@ def test_the_arguments_of_a_run_of_timms_are_answered() -> None:
         assert DETAILS.match(key) or help.answer(f"--{key}"), key
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--scale 0.08 1.0", "--scale is --crop-scale LOW HIGH here"),
+        ("--scale 0.08", "another program's is --crop-scale LOW HIGH"),
+        ("--tta 0", "another program's is --tta flip, of --predict alone"),
+        ("--model a --tta 0", "--tta is --tta flip here, of --predict alone"),
+        ("--lr 0.1 0.2", "0.2: a path needs a flag"),
+        ("--color-jitter 0.4 photos", "photos: a path needs a flag"),
+    ],
+)
+def test_a_flag_that_means_something_else_there(words: str, said: str) -> None:
+    assert said in refused(words.split())
+
+
 def test_several_flags_of_timms_are_answered_a_line_each() -> None:
     """Whole, also short ones, and no words that are their values."""
     words = "--model a -b 128 --opt-betas 0.9 -0.5 --in-chans 3 --lr-base 0.1 --drop 0.2 --aa ''"
