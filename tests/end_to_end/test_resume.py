@@ -256,6 +256,7 @@ def test_a_full_disk_ends_nothing(train: Runner, pictures: Path) -> None:
     assert process.wait() == 2
     said = process.err[process.err.index("stopping after") :].splitlines()[1:]
     assert "go on with" not in process.out
-    assert len(said) == 1, "training does not go on"
-    assert "last.pt: File too large; the earlier last.pt is untouched" in said[0]
+    # the write of a step before may end meanwhile, with a line of its own
+    assert len(said) <= 2, "nothing is said twice"
+    assert "last.pt: File too large; the earlier last.pt is untouched" in said[-1]
     assert kept(last)["progress"]["step"] > 0
