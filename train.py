@@ -341,7 +341,7 @@ def train(
         )
         reporter.close()  # its files are uploaded, too
         checkpoints.finish()
-        return training.exit_code(finished)
+        return training.exit_code(finished) or (2 if reporter.lost else 0)
 
 
 def fetched(run: Run, stack: ExitStack) -> Callable[[], None] | None:

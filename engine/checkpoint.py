@@ -3,6 +3,7 @@ run goes on from one."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -103,6 +104,10 @@ class Checkpoints:
 
     # by name, in the order in which they have to be written: last.pt knows the figure of best.pt
     _unwritten: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    # of the last validation; it comes after last.pt, whose room it may not take
+    _ranked: tuple[dict[str, Any], Figure, float] | None = field(
+        default=None, init=False
+    )
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def content(self, progress: Progress) -> dict[str, Any]:
@@ -149,27 +154,12 @@ class Checkpoints:
         self._thread = threading.Thread(target=work, name="saturate-checkpoint")
         self._thread.start()
 
-    def write_ranked(
-        self, content: dict[str, Any], figure: Figure, value: float
-    ) -> None:
-        """Write the checkpoint of a validation as FIGURE-VALUE-step-STEP.pt, where it is one of the --keep-best
-        by `figure`, and remove the one that is no longer. Rank 0 calls it.
+    def rank(self, content: dict[str, Any], figure: Figure, value: float) -> None:
+        """Have the checkpoint of a validation kept with the next write, where it is one of the --keep-best by
+        `figure`. Rank 0 calls it.
         """
-        step = content["progress"]["step"]
-        path = self.folder / f"{figure.name}-{value:.5f}-step-{step:09}.pt"
-        ranked = []
-        for other in self.folder.glob(f"{figure.name}-*-step-*.pt"):
-            found = re.fullmatch(r"(.*)-step-(\d+)", other.stem[len(figure.name) + 1 :])
-            if found is not None and int(found[2]) < step:
-                ranked.append((float(found[1]), other))
-            else:  # of a run that went on from an earlier step
-                other.unlink()
-        ranked.append((value, path))
-        ranked.sort(reverse=figure.larger_is_better)
-        for _, other in ranked[self.keep_best :]:
-            other.unlink(missing_ok=True)
-        if path in [kept for _, kept in ranked[: self.keep_best]]:
-            self.write(path.name, content)
+        if math.isfinite(value):
+            self._ranked = (content, figure, value)
 
     def wait(self) -> None:
         """Wait until the write under way has ended, well or not."""
@@ -212,6 +202,9 @@ class Checkpoints:
                 if name == "last.pt" and self.keep:
                     keep(path, content["progress"]["step"], self.keep)
                 del self._unwritten[name]
+            if self._ranked is not None:
+                keep_best(self.folder, *self._ranked, self.keep_best)
+                self._ranked = None
             if upload and self.upload is not None:
                 self.upload()
 
@@ -260,6 +253,38 @@ def keep(last: Path, step: int, count: int) -> None:
             old.unlink()
     except OSError as error:
         say(f"--output {last.parent}: cannot keep {path.name}: {error.strerror}")
+
+
+def keep_best(
+    folder: Path, content: dict[str, Any], figure: Figure, value: float, count: int
+) -> None:
+    """Write a checkpoint as FIGURE-VALUE-step-STEP.pt if it is one of the best `count`, and remove what no longer is.
+
+    Of equals the earlier one is better, as with best.pt.
+    """
+    step = content["progress"]["step"]
+    path = folder / f"{figure.name}-{value:.5f}-step-{step:09}.pt"
+    own = re.compile(rf"{figure.name}-(-?\d+\.\d{{5}})-step-(\d{{9}})\.pt")
+    sign = -1 if figure.larger_is_better else 1
+    ranked = [(sign * round(value, 5), step, path)]
+    try:
+        for other in folder.iterdir():
+            found = own.fullmatch(other.name)
+            if found is not None and int(found[2]) >= step:
+                other.unlink()  # of a run that went on from an earlier step
+            elif found is not None:
+                ranked.append((sign * float(found[1]), int(found[2]), other))
+        ranked.sort()
+        for _, _, other in ranked[count:]:
+            other.unlink(missing_ok=True)
+        if path in [best for _, _, best in ranked[:count]]:
+            # under one name first, so that what a kill leaves is written over
+            new = folder / ".ranked.pt"
+            write(new, content)
+            os.replace(new, path)
+    except (OSError, UserError) as error:
+        reason = str(error).partition(";")[0]
+        say(f"--keep-best: cannot keep {path.name}: {reason}")
 
 
 def on_host(content: Any) -> Any:

@@ -230,7 +230,7 @@ class Validation:
             and settled.content is not None
         ):
             settled.content["best_of"] = OF[of_epoch]
-            self.checkpoints.write_ranked(
+            self.checkpoints.rank(
                 settled.content, self.best, self._figure(results[of_epoch])
             )
         # not before: a run that ends in here resumes into the validation

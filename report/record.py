@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._waiting: list[bytes] = []
+        self._waiting: deque[bytes] = deque()
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._end = os.lseek(self._file, 0, os.SEEK_END)
@@ -177,25 +178,26 @@ class Appender:
         self._write()
 
     def _write(self) -> None:
-        content = b"".join(self._waiting)
-        written = 0
-        try:
-            while written < len(content):
-                written += os.write(self._file, content[written:])
-        except OSError as error:
-            # a piece that does not fit is taken back
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._end)
-                os.lseek(self._file, self._end, os.SEEK_SET)
-            if not storage.is_full(error):
-                raise unwritable(self.path.parent, error) from None
-            _say_full(self.path.parent)
-            return
-        self._end += written
-        self._waiting.clear()
+        while self._waiting:
+            piece = self._waiting[0]
+            written = 0
+            try:
+                while written < len(piece):
+                    written += os.write(self._file, piece[written:])
+            except OSError as error:
+                # a piece that does not fit is taken back
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, self._end)
+                    os.lseek(self._file, self._end, os.SEEK_SET)
+                if not storage.is_full(error):
+                    raise unwritable(self.path.parent, error) from None
+                _say_full(self.path.parent)
+                return
+            self._end += written
+            self._waiting.popleft()
 
-    def close(self) -> None:
-        """Bring all pieces onto the disk and close the file; again without effect."""
+    def close(self) -> int:
+        """Bring all pieces onto the disk and close the file; again without effect. Return how many are lost."""
         if self._file >= 0:
             self._write()
             if self._waiting:
@@ -205,6 +207,7 @@ class Appender:
                 os.fsync(self._file)
             os.close(self._file)
             self._file = -1
+        return len(self._waiting)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -275,6 +278,7 @@ class Record:
     ) -> None:
         self.folder = folder
         self.enabled = enabled
+        self.lost = False  # whether a full disk has not taken a file or a part of one
         # kind and step of the points that are there already
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
@@ -366,8 +370,9 @@ class Record:
             replace_in_time(path, content)
             if _waiting.pop(path, None):
                 storage.say(f"{path}: no space left, not written")
+                self.lost = True
         if self._points is not None:
-            self._points.close()
+            self.lost |= self._points.close() > 0
             self._points = None
 
     def _cut(self, resume_step: int) -> None:

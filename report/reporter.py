@@ -590,6 +590,11 @@ class Reporter:
         self._board.close(finished=self._finished)
         self._record.close()
 
+    @property
+    def lost(self) -> bool:
+        """Whether a full disk has not taken one of the run's files."""
+        return self._record.lost
+
     def _bound(self) -> tuple[float | None, str | None]:
         rate = self._meter.result()
         steady = None if rate["short"] else rate["steady"]

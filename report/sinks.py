@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from contracts import UserError
-from report.record import replace_in_time
+from contracts import UserError, utf8
+from report.record import plain, replace_in_time
 from report.tensorboard import Board
 
 TRACKED = "trackers.json"
@@ -127,8 +127,8 @@ class Aim:
             log_system_params=False,
             capture_terminal_logs=False,
         )
-        self._run.name = folder.name
-        self._run["settings"] = dict(settings)
+        self._run.name = utf8(folder.name)
+        self._run["settings"] = plain(settings)
         self.id = self._run.hash
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:

@@ -201,9 +201,11 @@ def evaluated(
     """
     if not used:
         return {}
-    name = (EMA if used["of"] == "average" else "") + figure.name
-    found = {"figure": figure.name, "value": validation.get(name)}
-    return {"evaluated": {**found, **used}}
+    average = validation.get(EMA + figure.name)
+    # --ema 0 evaluates the network of a checkpoint that is of an average
+    of = used["of"] if average is not None else "network"
+    value = average if of == "average" else validation.get(figure.name)
+    return {"evaluated": {"figure": figure.name, "value": value, **used, "of": of}}
 
 
 def checkpoint(values: Mapping[str, Any], folder: Path) -> str | None:

@@ -38,7 +38,7 @@ def rows_of(text: str) -> list[Row]:
         elif {"loader", "img/s"} <= {*cells}:
             names = cells
         elif names and not line.startswith("| -"):
-            rows.append(dict(zip(names, cells, strict=True)))
+            rows.append(dict(zip(names, cells, strict=False)))
     if not rows:
         raise UserError("there is no table with the columns loader and img/s")
     return rows

@@ -94,7 +94,7 @@ def torchrun(arguments: Sequence[str]) -> int:
         asked = ended.sigval in (signal.SIGUSR1, signal.SIGUSR2)
         stopped = 128 + (signal.SIGTERM if asked else ended.sigval)
         # a rank that could not save, or failed otherwise, has not been stopped as it was asked
-        return next((code for code in codes if 0 < code < 128), stopped)
+        return next((code for code in codes if code and 0 < code < 128), stopped)
     except ChildFailedError as failed:
         rank, first = failed.get_first_failure()
         code = first.exitcode if first.exitcode > 0 else 128 - first.exitcode

@@ -256,20 +256,42 @@ def test_best_is_of_the_network_or_of_its_average(
 
 @pytest.mark.parametrize("larger_is_better", [True, False])
 def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -> None:
-    figures = (0.5, 0.25, 0.75, 0.125, 0.625)
+    figures = (0.5, 0.25, 0.75, 0.125, 0.75)  # of equals the earlier one is better
     toy = Toy(tmp_path, len(figures), *figures)
     toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
     toy.training.checkpoints.keep_best = 2
     (tmp_path / "ap-0.99000-step-000000099.pt").touch()  # of steps that are taken anew
+    foreign = {"ap-best-step-7.pt", "ap-0.99000-step-000000099-mine.pt"}
+    for name in foreign:
+        (tmp_path / name).touch()
     assert toy.training.fit()
-    toy.training.checkpoints.wait()
-    ranked = sorted(enumerate(figures, 1), key=lambda one: one[1])
-    best = ranked[-2:] if larger_is_better else ranked[:2]
+    toy.training.checkpoints.finish()
+    sign = -1 if larger_is_better else 1
+    best = sorted(enumerate(figures, 1), key=lambda one: (sign * one[1], one[0]))[:2]
     names = {f"ap-{figure:.5f}-step-{STEPS * epoch:09}.pt" for epoch, figure in best}
-    assert {path.name for path in tmp_path.glob("ap-*")} == names
+    assert {path.name for path in tmp_path.glob("ap-*")} == names | foreign
     for epoch, figure in best:
         name = f"ap-{figure:.5f}-step-{STEPS * epoch:09}.pt"
         assert toy.kept(name)[0] == STEPS * epoch, "the weights that were validated"
+
+
+def test_a_full_disk_takes_last_pt_before_the_best_validations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint.write
+
+    def full(path: Path, content: dict[str, Any]) -> None:
+        if path.name == ".ranked.pt":
+            raise UserError("no space left; free some")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    toy = Toy(tmp_path, 3, 0.25, 0.5, 0.75)
+    toy.training.checkpoints.keep_best = 2
+    assert toy.training.fit()
+    toy.training.checkpoints.finish()
+    assert toy.kept("last.pt")[0] == 3 * STEPS
+    assert not [*tmp_path.glob("ap-*")] and toy.training.checkpoints._ranked is None
 
 
 def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:

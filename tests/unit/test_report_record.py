@@ -175,6 +175,7 @@ def test_what_a_full_disk_does_not_take_waits_for_room(
     said = capsys.readouterr().err
     assert "metrics.jsonl: no space left, 1 piece lost" in said
     assert "summary.json: no space left, not written" in said
+    assert record.lost, "the exit code is 2"
     monkeypatch.undo()
     assert len(lines(tmp_path)) == 4
 
