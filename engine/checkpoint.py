@@ -202,7 +202,8 @@ class Checkpoints:
                 if name == "last.pt" and self.keep:
                     keep(path, content["progress"]["step"], self.keep)
                 del self._unwritten[name]
-            if self._ranked is not None:
+            # behind last.pt alone, not behind the best.pt of the same validation
+            if upload and self._ranked is not None:
                 keep_best(self.folder, *self._ranked, self.keep_best)
                 self._ranked = None
             if upload and self.upload is not None:

@@ -31,7 +31,7 @@ class Framing:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipFraming(Framing):
-    """And which frames of a video are a clip."""
+    """A Framing that also says which frames of a video are a clip."""
 
     frames: int
     stride: int  # from one frame to the next: frames of the video, or of `fps`
@@ -57,7 +57,7 @@ FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
 
 
 HALF = 0.501
-"""Added before rounding down: a level between two goes up, as Pillow's, whatever the last bit of a sum is."""
+"""It is added to levels before they are rounded down: so a half goes up, as Pillow rounds, whatever its last bit is."""
 
 
 class Preprocessed(nn.Module):
@@ -68,11 +68,11 @@ class Preprocessed(nn.Module):
     """
 
     axes: tuple[str | int, ...]
-    """Of the input: the names of those that vary, and the lengths of the others."""
+    """The axes of the input: a name for one that varies, the length of any other."""
     medium = "images"
     outputs: tuple[str, ...] = ("logits",)
     traced = False
-    """Whether it is exported as it runs once: torch.export takes no sizes that depend on what is found."""
+    """Whether the exporter records one run of it: torch.export takes no sizes that depend on what is found."""
     mean: torch.Tensor
     std: torch.Tensor
 

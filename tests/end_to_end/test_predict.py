@@ -253,7 +253,7 @@ def clips(home: Runner) -> Path:
 def test_an_exported_video_classifier_answers_as_predict_does(
     home: Runner, clips: Path, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the frames that the loader shows, and of those that a user of PyAV takes."""
+    """The file is given the frames that the loader shows, and those that a user of PyAV takes."""
     monkeypatch.chdir(home.cwd)
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
     paths = sorted((home.cwd / "videos" / "val").glob("*/*"))

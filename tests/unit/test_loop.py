@@ -279,10 +279,14 @@ def test_a_full_disk_takes_last_pt_before_the_best_validations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = checkpoint.write
+    names = []
 
     def full(path: Path, content: dict[str, Any]) -> None:
+        names.append(path.name)
         if path.name == ".ranked.pt":
             raise UserError("no space left; free some")
+        if path.name == "best.pt":
+            time.sleep(0.1)  # the run ranks the validation meanwhile
         write(path, content)
 
     monkeypatch.setattr(checkpoint, "write", full)
@@ -292,6 +296,8 @@ def test_a_full_disk_takes_last_pt_before_the_best_validations(
     toy.training.checkpoints.finish()
     assert toy.kept("last.pt")[0] == 3 * STEPS
     assert not [*tmp_path.glob("ap-*")] and toy.training.checkpoints._ranked is None
+    before = [names[at - 1] for at, name in enumerate(names) if name == ".ranked.pt"]
+    assert before == ["last.pt"] * 3
 
 
 def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:

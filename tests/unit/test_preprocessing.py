@@ -113,8 +113,8 @@ class Seen(nn.Module):
         return [{"boxes": box, "labels": torch.tensor([1]), "scores": torch.ones(1)}]
 
 
-# Of (90, 130) the shorter side is 62 pixels, since 90 x (63 / 90) is below 63 in fp64. In fp32 what fills the network's
-# input reaches beyond an image of (54, 107).
+# The shorter side of (90, 130) becomes 62 pixels, since 90 x (63 / 90) is below 63 in fp64. In fp32 what fills the
+# network's input reaches beyond an image of (54, 107).
 @pytest.mark.parametrize("size", [(48, 64), (333, 50), (7, 300), (90, 130), (54, 107)])
 def test_a_detector_gets_the_whole_image_as_the_validation_fits_it(
     size: tuple[int, int],
