@@ -36,15 +36,28 @@ RESULTS = "results.csv"
 """A row a validation: epoch, step, what was trained, the task's figures."""
 REJECTED = "rejected.txt"
 """Samples that the scans have left out: split, tab, name, tab, why."""
-LEFT_BY_A_RUN = (
+METRICS = "metrics.jsonl"
+"""A line a point: training, windows of the rate, validations."""
+BEGUN = (
     "config.yaml",
-    "metrics.jsonl",
-    "summary.json",
+    METRICS,
     FAILED,
-    "last.pt",
-    "best.pt",
+    REJECTED,
+    "trackers.json",
     "events.out.tfevents.*",
 )
+"""Files that a run has before its first checkpoint: with --resume auto it may begin anew beside these."""
+PREDICTED = ("predictions.*", "detections*.json", "images.json")
+"""Tables of --predict, which the next one may replace."""
+CHECKPOINTS = ("best.pt", "last.pt", "*step-*.pt")
+LEFT_BY_A_RUN = (
+    *BEGUN,
+    *PREDICTED,
+    *CHECKPOINTS,
+    *("*.pt2", "*.onnx", "summary.json", "results.*", "report.html"),
+    *("classes.csv", "val_predictions.csv", "confusion.*", "mistakes.png"),
+)
+"""Files that runs, and programs that are given a run, leave in its folder. Beside any of them no other run begins."""
 
 
 def folder(run: Run, resume: Path | None, *, name: str) -> Path:
@@ -68,10 +81,13 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, *, resuming: bool) -> Iterator[None]:
+def claimed(
+    folder: Path, *, resuming: bool, may_hold: Sequence[str] = ()
+) -> Iterator[None]:
     """Hold `folder` inside, so that no other process of this machine claims it.
 
     It is made where it is not there; if it is still empty in the end, it goes again. Rank 0 claims.
+    A run that is not `resuming` from a checkpoint finds no file of another one there but what `may_hold` names.
     Raises UserError when the folder is claimed, holds another run, is no folder, or cannot be written.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
@@ -80,7 +96,7 @@ def claimed(folder: Path, *, resuming: bool) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(folder))
-            _check(folder, resuming)
+            _check(folder, LEFT_BY_A_RUN if resuming else may_hold)
         except OSError as error:
             raise unwritable(folder, error) from None
         yield
@@ -125,13 +141,21 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check(folder: Path, resuming: bool) -> None:
-    """Refuse a folder that holds a run, unless it is resumed, or that cannot be written."""
-    held = sorted(
-        path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern)
-    )
-    if held and not resuming:
-        remedy = "continue it with --resume auto, or name another folder"
+def _check(folder: Path, may_hold: Sequence[str]) -> None:
+    """Refuse a folder that cannot be written, or has files of a run beside those that it `may_hold`."""
+
+    def found(patterns: Sequence[str]) -> set[str]:
+        names = {path.name for one in patterns for path in folder.glob(one)}
+        return {name for name in names if not name.startswith(".")}
+
+    if held := sorted(found(LEFT_BY_A_RUN) - found(may_hold)):
+        checkpoints = sorted(found(CHECKPOINTS))
+        remedy = "name another folder"
+        if found(["last.pt", "step-*.pt"]) or found(BEGUN).issuperset(held):
+            remedy = f"continue it with --resume auto, or {remedy}"
+        elif checkpoints:  # best.pt, or one of --keep-best
+            named = f"--resume {folder / checkpoints[0]}"
+            remedy = f"it has no last.pt: go on from {named}, or {remedy}"
         raise UserError(f"--output {folder} holds a run ({held[0]}); {remedy}")
     with tempfile.TemporaryFile(dir=folder) as file:
         # with content: on a full disk an empty file can still be made
@@ -290,7 +314,7 @@ class Record:
         if enabled:
             if resume_step is not None:
                 self._cut(resume_step)
-            self._points = Appender(folder / "metrics.jsonl")
+            self._points = Appender(folder / METRICS)
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
@@ -377,7 +401,7 @@ class Record:
 
     def _cut(self, resume_step: int) -> None:
         """Cut metrics.jsonl down to whole lines up to the step."""
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / METRICS
         lines = []
         before = path.read_bytes() if path.exists() else b""
         for line in before.splitlines(keepends=True):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from report.record import Record, claimed, unwritable
+from report.record import BEGUN, Record, claimed, unwritable
 from system import storage
 from tests.unit.folders import contents
 
@@ -83,6 +83,41 @@ def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> No
     claim(tmp_path, resuming=True)
     left = {"left": b"", "notes.txt": b"x", name: b"precious"}
     assert contents(tmp_path) == left, "the probe is gone"
+
+
+OTHERS = """best.pt top1-0.81250-step-000000200.pt best.onnx predictions.csv results.png results.csv
+summary.json mistakes.png report.html detections.json"""
+
+
+@pytest.mark.parametrize("name", OTHERS.split())
+def test_no_run_begins_beside_what_another_has_left(name: str, tmp_path: Path) -> None:
+    """Be it a new one, or --resume auto without a checkpoint to go on from."""
+    (tmp_path / name).write_text("precious")
+    for may_hold in ((), BEGUN):
+        with (
+            pytest.raises(UserError, match="name another folder") as caught,
+            claimed(tmp_path, resuming=False, may_hold=may_hold),
+        ):
+            pass
+        assert name in str(caught.value) and "--resume auto" not in str(caught.value)
+        is_checkpoint = name.endswith(".pt")
+        assert is_checkpoint == (f"--resume {tmp_path / name}" in str(caught.value))
+    claim(tmp_path, resuming=True)
+    assert (tmp_path / name).read_text() == "precious"
+
+
+def test_a_run_that_was_ended_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path,
+) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "rejected.txt", "my.pt", "my.csv"):
+        (tmp_path / name).touch()
+    with claimed(tmp_path, resuming=False, may_hold=BEGUN):
+        pass
+    with pytest.raises(UserError, match="continue it with --resume auto"):
+        claim(tmp_path)
+    (tmp_path / "step-000000007.pt").touch()
+    with pytest.raises(UserError, match=r"continue it with --resume auto"):
+        claim(tmp_path)
 
 
 def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
