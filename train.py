@@ -136,7 +136,13 @@ def train(
         resume.fits(task=kind.name, config=config.flat(), world=world, **identity)
         heads = kind.building(config, train_set)
         net = start.network(
-            registry, arch, (plan.batch_size, *shape), heads, console, world.file
+            registry,
+            arch,
+            (plan.batch_size, *shape),
+            heads,
+            console,
+            world.file,
+            train_set.classes if not run.uses else (),
         )
         layout = memory.CHANNELS_LAST[1 + len(shape)]
         module = net.to(DEVICE).to(memory_format=layout)

@@ -341,7 +341,7 @@ def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
         and tensor.numel()
     }
     # the largest magnitude of all, which a nan or an inf becomes: one wait, and no copy of a tensor
-    largest = nn.utils.get_total_norm(floats.values(), math.inf)
+    largest = nn.utils.get_total_norm([*floats.values()], math.inf)
     if largest.isfinite():
         return []
     return [name for name, tensor in floats.items() if not tensor.isfinite().all()]

@@ -91,7 +91,8 @@ def bare(url: str) -> str:
 
 def ready(flag: str, url: str) -> str:
     """Return the `bare` URL that a flag has named. Raises UserError where a secret is marked that nobody knows."""
-    from contracts import UserError  # with NumPy, which the first steps of train.py do without
+    # with NumPy, which the first steps of train.py do without
+    from contracts import UserError
 
     found = _URL.fullmatch(url)
     if not found:

@@ -109,9 +109,12 @@ def _copy(task: tuple[str, Path]) -> dict[str, str]:
                     f"{file}\n" for file in shards
                 ).encode()
     if not copied and not written:
-        if not url.startswith("http"):
+        # whoever may not read it, or not list it, is told so
+        if url.startswith("http"):
+            remote.heads([f"{url}/{SPLITS[0]}/{SHARDS}"])
+        else:
             with suppress(FileNotFoundError):
-                remote.children(url)  # whoever may not list it is told so
+                remote.children(url)
         raise UserError(
             f"--data {masked(url)}: nothing is there that can be read: tar shards below train/ and val/ (or "
             f"train/{SHARDS}, which names them, where a server lists no folders)"

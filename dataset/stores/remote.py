@@ -281,6 +281,8 @@ def children(url: str) -> list[str]:
     for entry in tried(url, lambda system: system.ls(below, detail=True)):
         name = str(entry["name"])
         name = name if is_url(name) else f"{url.partition('://')[0]}://{name}"
+        # fsspec appends names to all of the URL
+        name = name.replace(f"{urls.whole(below)}/", below, 1)
         query = "?" in name and "?" not in urls.bare(name)
         name = urls.bare(name)
         is_folder = entry["type"] == "directory" or name.endswith("/")
