@@ -348,7 +348,8 @@ def spoil(toy: Toy, what: str) -> None:
         toy.training.step.ema = MagicMock(state_dict=lambda: averages)
     else:
         state = {"exp_avg_sq": torch.tensor([np.inf], dtype=torch.float16)}
-        toy.training.step.optimizer.state = {weight: {"step": 6, **state}}
+        optimizer: Any = toy.training.step.optimizer
+        optimizer.state = {weight: {"step": 6, **state}}
 
 
 @pytest.mark.parametrize("snapshots", [False, True])
