@@ -107,7 +107,7 @@ def train(
             output,
             resuming=resume.within(output),
             # one that was ended before its first checkpoint
-            may_hold=record.BEGUN if resume.auto else (),
+            may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
         )
         world.first(lambda: stack.enter_context(claim))
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
@@ -186,6 +186,8 @@ def train(
         cut = (record.METRICS, record.RESULTS)
         if resume.within(output):
             world.first(lambda: set_aside(output, resume.progress.step, cut))
+        elif resume.auto:
+            world.first(lambda: record.keep_aside(output))
         resume.into(module, step, optimizer=opt.optimizer)
         TIMELINE.mark("network")
         # graphs hold NCCL, and a group with graphs does not end

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import shutil
 import tempfile
 import time
 import zlib
@@ -47,6 +48,13 @@ BEGUN = (
     "events.out.tfevents.*",
 )
 """Files that a run has before its first checkpoint: with --resume auto it may begin anew beside these."""
+VALIDATED = (
+    *("summary.json", "results.*", "detections*.json", "classes.csv"),
+    *("val_predictions.csv", "confusion.*", "mistakes.png"),
+)
+"""Files of validations. They may be there before last.pt, which is written beside, or which a full disk has not
+taken.
+"""
 PREDICTED = ("predictions.*", "detections*.json", "images.json")
 """Tables of --predict, which the next one may replace."""
 CHECKPOINTS = ("best.pt", "last.pt", "*step-*.pt")
@@ -54,8 +62,8 @@ LEFT_BY_A_RUN = (
     *BEGUN,
     *PREDICTED,
     *CHECKPOINTS,
-    *("*.pt2", "*.onnx", "summary.json", "results.*", "report.html"),
-    *("classes.csv", "val_predictions.csv", "confusion.*", "mistakes.png"),
+    *VALIDATED,
+    *("*.pt2", "*.onnx", "report.html"),
 )
 """Files that runs, and programs that are given a run, leave in its folder. Beside any of them no other run begins."""
 
@@ -162,6 +170,26 @@ def _check(folder: Path, may_hold: Sequence[str]) -> None:
         file.write(bytes(1 << 16))
         file.flush()
         os.fsync(file.fileno())
+
+
+def keep_aside(folder: Path) -> None:
+    """Move the files of validations of which there is no checkpoint, and a copy of metrics.jsonl, into a folder below
+    `folder`, where a run begins anew; a line says so. Raises UserError.
+    """
+    held = [path for one in VALIDATED for path in folder.glob(one)]
+    if not held:
+        return
+    aside = folder / time.strftime("earlier-%Y%m%d-%H%M%S")
+    try:
+        aside.mkdir()
+        if (folder / METRICS).exists():
+            shutil.copy2(folder / METRICS, aside)
+        for path in held:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    said = f"--output {folder} has no checkpoint, and the run begins anew"
+    storage.say(f"{said}; figures of before are in {aside}")
 
 
 class NoSpace(UserError):
