@@ -90,7 +90,7 @@ class FaultyPlan(ValueError):
 
 
 class NotFinite(Exception):
-    """The loss stopped being a number; names the step and the samples. Exit code 3."""
+    """The loss, or what a checkpoint holds, stopped being a number; names the step and which it is. Exit code 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

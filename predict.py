@@ -63,7 +63,9 @@ def predict(
     native = start.native(registry, arch)
     output = world.first(lambda: record.folder(run, resume.path, name="predict"))
     with ExitStack() as stack:
-        claim = record.claimed(output, resuming=resume.within(output))
+        claim = record.claimed(
+            output, resuming=resume.within(output), may_hold=record.PREDICTED
+        )
         world.first(lambda: stack.enter_context(claim))
         with console.counting("predict") as progress:
             found = open_unlabelled(

@@ -30,7 +30,7 @@ from engine import (  # noqa: E402
     schedules,
     unkillable,
 )
-from engine.checkpoint import Checkpoints, Resume  # noqa: E402
+from engine.checkpoint import Checkpoints, Resume, set_aside  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
@@ -103,7 +103,12 @@ def train(
     # a new one is named by rank 0's clock
     output = world.first(lambda: record.folder(run, resume.path, name=name))
     with ExitStack() as stack:
-        claim = record.claimed(output, resuming=resume.within(output))
+        claim = record.claimed(
+            output,
+            resuming=resume.within(output),
+            # one that was ended before its first checkpoint
+            may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
+        )
         world.first(lambda: stack.enter_context(claim))
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
         # files that cannot be read are said here, and not first in the validation
@@ -131,7 +136,13 @@ def train(
         resume.fits(task=kind.name, config=config.flat(), world=world, **identity)
         heads = kind.building(config, train_set)
         net = start.network(
-            registry, arch, (plan.batch_size, *shape), heads, console, world.file
+            registry,
+            arch,
+            (plan.batch_size, *shape),
+            heads,
+            console,
+            world.file,
+            train_set.classes if not run.uses else (),
         )
         layout = memory.CHANNELS_LAST[1 + len(shape)]
         module = net.to(DEVICE).to(memory_format=layout)
@@ -172,6 +183,11 @@ def train(
             workers=workers,
         )
         # before Reporter cuts the run's files
+        cut = (record.METRICS, record.RESULTS)
+        if resume.within(output):
+            world.first(lambda: set_aside(output, resume.progress.step, cut))
+        elif resume.auto:
+            world.first(lambda: record.keep_aside(output))
         resume.into(module, step, optimizer=opt.optimizer)
         TIMELINE.mark("network")
         # graphs hold NCCL, and a group with graphs does not end

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,8 +19,9 @@ import torch
 from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import nn
 
-from contracts import Figure, UserError, counted
-from engine import optimizers, unkillable
+from contracts import Figure, NotFinite, UserError, counted
+from engine import ema, optimizers, unkillable
+from engine import precision as precisions
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from engine.stop import say
@@ -33,6 +34,8 @@ FORMAT = 2
 WEIGHTS_ALONE = "--weights takes over the weights alone"
 TENSORS = ("model", "ema", "optimizer", "scaler")
 """Parts of a checkpoint that are large, and that a network, its optimiser and its loss scale hold."""
+OF_A_STEP = re.compile(r"(?:step|\w+--?\d+\.\d{5}-step)-(\d{9})\.pt")
+"""Names of the files of --keep and --keep-best."""
 Tensors = dict[str, InstanceOf[torch.Tensor]]
 
 
@@ -109,11 +112,50 @@ class Checkpoints:
         default=None, init=False
     )
     _thread: threading.Thread | None = field(default=None, init=False)
+    # buffers that are not finite by design, such as masks of -inf
+    _masks: set[str] = field(default_factory=set, init=False)
 
-    def content(self, progress: Progress) -> dict[str, Any]:
-        """Copy what a checkpoint holds from which a run goes on at `progress` to the host's memory."""
+    def __post_init__(self) -> None:
+        self._masks = {*_not_finite(dict(self.module.named_buffers()))}
+
+    def content(self, progress: Progress) -> dict[str, Any] | None:
+        """Copy what a checkpoint holds from which a run goes on at `progress` to the host's memory; None but on
+        rank 0. All ranks call it together.
+
+        Raises NotFinite, on every rank, where a part of it is not finite.
+        """
         self.wait()  # and its copy is freed
-        return on_host(self._live(progress))
+        self._require_finite(progress)
+        return on_host(self._live(progress)) if self.world.rank == 0 else None
+
+    def _require_finite(self, progress: Progress) -> None:
+        """Raise NotFinite, on every rank, where rank 0 has a weight, a buffer or a state of the optimiser that is
+        not finite. The loss does not show it where the gradient alone was none, or in statistics of a batch norm.
+        """
+        wrong: list[str] = []
+        if self.world.rank == 0:
+            wrong = _not_finite(self._state())
+        # a checkpoint waits for the device anyhow, so a step need not look
+        if wrong := self.world.gather(wrong[:1])[0]:
+            said = f"{wrong[0]} is not finite after step {progress.step:,}"
+            kept = f"last.pt has step {self.saved:,}" if self.saved else "no last.pt"
+            remedy = precisions.remedy(self.step.precision)
+            raise NotFinite(f"{said}; nothing was saved of it, {kept}. {remedy}")
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Return all tensors of a checkpoint that have to be finite, by what messages call them."""
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        average = self.step.ema
+        weights = dict(self.module.state_dict())
+        averages = {} if average is None else average.state_dict()
+        found = {n: t for n, t in weights.items() if n not in self._masks}
+        for name, tensor in averages.items():
+            if name.removeprefix(ema.PREFIX) not in self._masks:
+                found[f"{name} (--ema)"] = tensor
+        for parameter, state in self.step.optimizer.state.items():
+            of = names.get(id(parameter), "a parameter")
+            found |= {f"{key} of {of}": value for key, value in state.items()}
+        return found
 
     def _live(self, progress: Progress) -> dict[str, Any]:
         average = self.step.ema
@@ -127,13 +169,17 @@ class Checkpoints:
         }
 
     def into_memory(self, progress: Progress) -> None:
-        """Leave a snapshot to this rank's agent, where there is one (--unkillable). All ranks call it together."""
+        """Leave a snapshot to this rank's agent, where there is one (--unkillable). All ranks call it together.
+
+        Raises NotFinite as `content` does; the snapshot before it stays.
+        """
         if unkillable.memory is None:
             return
         # what each rank has for itself becomes rank 0's, which last.pt has
         own = [*self.module.buffers()]
         own += self.step.ema.tensors() if self.step.ema is not None else []
         self.world.broadcast(own)
+        self._require_finite(progress)
         whole = {"format": FORMAT, **self._live(progress)}
         unkillable.memory.write(lambda file: torch.save(whole, file))
 
@@ -247,10 +293,7 @@ def keep(last: Path, step: int, count: int) -> None:
         except OSError:  # not every file system can
             shutil.copyfile(last, new)
         os.replace(new, path)
-        steps = kept(last.parent)
-        there = steps.index(path) + 1
-        # later steps are of a run that went on from an earlier one
-        for old in (*steps[there:], *steps[: max(there - count, 0)]):
+        for old in kept(last.parent)[:-count]:
             old.unlink()
     except OSError as error:
         say(f"--output {last.parent}: cannot keep {path.name}: {error.strerror}")
@@ -271,8 +314,8 @@ def keep_best(
     try:
         for other in folder.iterdir():
             found = own.fullmatch(other.name)
-            if found is not None and int(found[2]) >= step:
-                other.unlink()  # of a run that went on from an earlier step
+            if found is not None and int(found[2]) == step:
+                other.unlink()  # a run was resumed into this validation
             elif found is not None:
                 ranked.append((sign * float(found[1]), int(found[2]), other))
         ranked.sort()
@@ -286,6 +329,64 @@ def keep_best(
     except (OSError, UserError) as error:
         reason = str(error).partition(";")[0]
         say(f"--keep-best: cannot keep {path.name}: {reason}")
+
+
+def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
+    """List the names of those floating-point tensors that hold an inf or a nan."""
+    floats = {
+        name: tensor.detach()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor)
+        and tensor.is_floating_point()
+        and tensor.numel()
+    }
+    # the largest magnitude of all, which a nan or an inf becomes: one wait, and no copy of a tensor
+    largest = nn.utils.get_total_norm([*floats.values()], math.inf)
+    if largest.isfinite():
+        return []
+    return [name for name, tensor in floats.items() if not tensor.isfinite().all()]
+
+
+def set_aside(folder: Path, step: int, copied: Sequence[str]) -> None:
+    """Move the checkpoints of later steps than `step` into a folder below `folder`, in which a run goes on from
+    there: it would replace or remove them. Of its files that it cuts there, `copied`, they get a copy.
+
+    A line names what is moved. Raises UserError.
+    """
+    later = [path for path in sorted(folder.glob("*.pt")) if _step(path) > step]
+    if not later:
+        return
+    aside = folder / f"later-than-step-{step:09}"
+    while aside.exists():
+        aside = aside.with_name(f"{aside.name}-")
+    try:
+        aside.mkdir()
+        for name in copied:
+            if (folder / name).is_file():
+                shutil.copy2(folder / name, aside)
+        for path in later:
+            path.rename(aside / path.name)
+    except OSError as error:
+        said = f"--output {folder}: checkpoints of later steps cannot be kept aside"
+        raise UserError(f"{said}: {error.strerror}; mend it, or move them") from None
+    moved = ", ".join(path.name for path in later)
+    say(
+        f"--resume goes on from step {step:,}: later checkpoints are in {aside}: {moved}"
+    )
+
+
+def _step(path: Path) -> float:
+    """Return the step of a checkpoint that a run may replace; inf where it cannot be read, -inf of other files."""
+    if named := OF_A_STEP.fullmatch(path.name):
+        return int(named[1])
+    if path.name not in ("last.pt", "best.pt"):
+        return -math.inf
+    try:
+        # mapped: of its tensors nothing is read
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return int(content["progress"]["step"])
+    except Exception:  # torch raises whatever the bytes make it stumble over
+        return math.inf
 
 
 def on_host(content: Any) -> Any:
@@ -436,7 +537,9 @@ class Resume:
 
     def within(self, output: Path) -> bool:
         """Whether the run goes on in the folder `output`, which may then hold files of its earlier part."""
-        return self.auto or (self.path is not None and self.path.parent == output)
+        if self.path is None:
+            return False
+        return self.auto or self.path.parent == output
 
     @property
     def progress(self) -> Progress:

@@ -519,7 +519,7 @@ class Training:
     def save(self, *, last: bool = False) -> None:
         """Write last.pt beside what follows, once a validation is settled; the run's `last` one is for `finish`.
 
-        Raises NotFinite in place of saving after a loss that is not finite.
+        Raises NotFinite in place of saving after a loss, or a state, that is not finite.
         """
         # first: its figure is a part of the progress that is saved
         with self.watch.slow(), self.meter.pause_for("validation"):
@@ -527,11 +527,7 @@ class Training:
         with self.watch.slow(), self.meter.pause_for("checkpoint"):
             # a NaN loss of any step before must not get into last.pt
             self._losses.read()
-            content = (
-                self.checkpoints.content(self.progress)
-                if self.world.rank == 0
-                else None
-            )
+            content = self.checkpoints.content(self.progress)
             self.checkpoints.write("last.pt", content, last=last)
             # rank 0 may have waited for the write before, for longer than a step may take
             self.world.barrier()

@@ -118,7 +118,7 @@ class Validation:
                 return False
             outcomes.append(outcome)
         content = None
-        if best_resumes_at is not None and self.world.rank == 0:
+        if best_resumes_at is not None:
             content = self.checkpoints.content(best_resumes_at)
         # at the start of an epoch it is the one before that was trained
         epoch = progress.epoch if progress.consumed else progress.epoch - 1

@@ -36,6 +36,8 @@ class Loaded:
 
     # parameters left as they are: theirs are for other classes
     anew: list[str] = field(default_factory=list)
+    # of a checkpoint of this program, whose classes the head as it is in there has
+    classes: tuple[str, ...] = ()
     # what was chosen in the file, for the user
     notes: list[str] = field(default_factory=list)
 

@@ -45,6 +45,7 @@ class Weights:
     arch: str = ""  # the architecture, where the file names it
     flag: str = ""  # the flag with its value, to begin messages
     meant: str = ""  # the key of the network that the file is of, where it says so
+    classes: tuple[str, ...] = ()  # of its outputs, where the file names them
 
     def of(self, own: Collection[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Return the tensors of the network with these `own` names, and lines for the user.
@@ -149,14 +150,16 @@ def read_file(path: Path, flag: str) -> Weights:
     except OSError as error:
         raise Unusable(f"{flag} cannot be read: {error.strerror or error}") from None
     arch = content.get("arch") if isinstance(content, Mapping) else None
-    meant = torch_files.meant(content) if torch_files.is_ours(content) else ""
+    ours = torch_files.is_ours(content)
+    meant = torch_files.meant(content) if ours else ""
+    classes = tuple(map(str, content["classes"])) if ours else ()
     tensors = dict(_tensors(content))
     if not tensors:
         raise Unusable(
             f"{flag} holds no tensors by name; save the state_dict() of the network"
         )
     known = arch if isinstance(arch, str) else ""
-    return Weights(tensors=tensors, arch=known, flag=flag, meant=meant)
+    return Weights(tensors=tensors, arch=known, flag=flag, meant=meant, classes=classes)
 
 
 def _content(path: Path, flag: str) -> Any:
@@ -279,7 +282,9 @@ def fill(
             if other:
                 anew = ", ".join(other)
                 notes.append(f"--weights are for other classes: {anew} start anew")
-            return Loaded(anew=other, notes=notes)
+            return Loaded(
+                anew=other, notes=notes, classes=() if other else weights.classes
+            )
         reason = f"of {len(odd)} tensors, as '{odd[0]}', one side has none"
     of = ""
     if weights.arch and weights.arch != arch:

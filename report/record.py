@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import shutil
 import tempfile
 import time
 import zlib
@@ -36,15 +37,35 @@ RESULTS = "results.csv"
 """A row a validation: epoch, step, what was trained, the task's figures."""
 REJECTED = "rejected.txt"
 """Samples that the scans have left out: split, tab, name, tab, why."""
-LEFT_BY_A_RUN = (
+METRICS = "metrics.jsonl"
+"""A line a point: training, windows of the rate, validations."""
+BEGUN = (
     "config.yaml",
-    "metrics.jsonl",
-    "summary.json",
+    METRICS,
     FAILED,
-    "last.pt",
-    "best.pt",
+    REJECTED,
+    "trackers.json",
     "events.out.tfevents.*",
 )
+"""Files that a run has before its first checkpoint: with --resume auto it may begin anew beside these."""
+VALIDATED = (
+    *("summary.json", "results.*", "detections*.json", "classes.csv"),
+    *("val_predictions.csv", "confusion.*", "mistakes.png"),
+)
+"""Files of validations. They may be there before last.pt, which is written beside, or which a full disk has not
+taken.
+"""
+PREDICTED = ("predictions.*", "detections*.json", "images.json")
+"""Tables of --predict, which the next one may replace."""
+CHECKPOINTS = ("best.pt", "last.pt", "*step-*.pt")
+LEFT_BY_A_RUN = (
+    *BEGUN,
+    *PREDICTED,
+    *CHECKPOINTS,
+    *VALIDATED,
+    *("*.pt2", "*.onnx", "report.html"),
+)
+"""Files that runs, and programs that are given a run, leave in its folder. Beside any of them no other run begins."""
 
 
 def folder(run: Run, resume: Path | None, *, name: str) -> Path:
@@ -68,10 +89,13 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, *, resuming: bool) -> Iterator[None]:
+def claimed(
+    folder: Path, *, resuming: bool, may_hold: Sequence[str] = ()
+) -> Iterator[None]:
     """Hold `folder` inside, so that no other process of this machine claims it.
 
     It is made where it is not there; if it is still empty in the end, it goes again. Rank 0 claims.
+    A run that is not `resuming` from a checkpoint finds no file of another one there but what `may_hold` names.
     Raises UserError when the folder is claimed, holds another run, is no folder, or cannot be written.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
@@ -80,7 +104,7 @@ def claimed(folder: Path, *, resuming: bool) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(folder))
-            _check(folder, resuming)
+            _check(folder, LEFT_BY_A_RUN if resuming else may_hold)
         except OSError as error:
             raise unwritable(folder, error) from None
         yield
@@ -125,19 +149,47 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check(folder: Path, resuming: bool) -> None:
-    """Refuse a folder that holds a run, unless it is resumed, or that cannot be written."""
-    held = sorted(
-        path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern)
-    )
-    if held and not resuming:
-        remedy = "continue it with --resume auto, or name another folder"
+def _check(folder: Path, may_hold: Sequence[str]) -> None:
+    """Refuse a folder that cannot be written, or has files of a run beside those that it `may_hold`."""
+
+    def found(patterns: Sequence[str]) -> set[str]:
+        names = {path.name for one in patterns for path in folder.glob(one)}
+        return {name for name in names if not name.startswith(".")}
+
+    if held := sorted(found(LEFT_BY_A_RUN) - found(may_hold)):
+        checkpoints = sorted(found(CHECKPOINTS))
+        remedy = "name another folder"
+        if found(["last.pt", "step-*.pt"]) or found(BEGUN).issuperset(held):
+            remedy = f"continue it with --resume auto, or {remedy}"
+        elif checkpoints:  # best.pt, or one of --keep-best
+            named = f"--resume {folder / checkpoints[0]}"
+            remedy = f"it has no last.pt: go on from {named}, or {remedy}"
         raise UserError(f"--output {folder} holds a run ({held[0]}); {remedy}")
     with tempfile.TemporaryFile(dir=folder) as file:
         # with content: on a full disk an empty file can still be made
         file.write(bytes(1 << 16))
         file.flush()
         os.fsync(file.fileno())
+
+
+def keep_aside(folder: Path) -> None:
+    """Move the files of validations of which there is no checkpoint, and a copy of metrics.jsonl, into a folder below
+    `folder`, where a run begins anew; a line says so. Raises UserError.
+    """
+    held = [path for one in VALIDATED for path in folder.glob(one)]
+    if not held:
+        return
+    aside = folder / time.strftime("earlier-%Y%m%d-%H%M%S")
+    try:
+        aside.mkdir()
+        if (folder / METRICS).exists():
+            shutil.copy2(folder / METRICS, aside)
+        for path in held:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    said = f"--output {folder} has no checkpoint, and the run begins anew"
+    storage.say(f"{said}; figures of before are in {aside}")
 
 
 class NoSpace(UserError):
@@ -290,7 +342,7 @@ class Record:
         if enabled:
             if resume_step is not None:
                 self._cut(resume_step)
-            self._points = Appender(folder / "metrics.jsonl")
+            self._points = Appender(folder / METRICS)
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
@@ -377,7 +429,7 @@ class Record:
 
     def _cut(self, resume_step: int) -> None:
         """Cut metrics.jsonl down to whole lines up to the step."""
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / METRICS
         lines = []
         before = path.read_bytes() if path.exists() else b""
         for line in before.splitlines(keepends=True):

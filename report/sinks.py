@@ -17,6 +17,7 @@ from typing import Any
 from contracts import UserError, utf8
 from report.record import plain, replace_in_time
 from report.tensorboard import Board
+from system.urls import masked
 
 TRACKED = "trackers.json"
 """File of the run's folder that says which run of a tracker is this one's, for a resume."""
@@ -205,7 +206,8 @@ class Boards(Board):
             yield
         except Exception as error:  # trackers raise what they like
             self._trackers.pop(name, None)
-            reason = next(iter(str(error).strip().splitlines()), "")[:200]
+            # a tracker's own URL may have a password
+            reason = masked(next(iter(str(error).strip().splitlines()), ""))[:200]
             self._warn(
                 f"--log {name}: {type(error).__name__}: {reason}; the run goes on without it, and "
                 "TensorBoard has all figures"

@@ -4,8 +4,9 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from system.urls import taken
 from system.user_files import local_path
 
 
@@ -19,6 +20,11 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.register("type", Path, _local)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options of a command line, whose URLs have no secrets."""
+        words = sys.argv[1:] if args is None else args
+        return super().parse_args([*map(taken, words)], namespace)
 
     def error(self, message: str) -> NoReturn:
         # here, since it imports NumPy, which the doctor is to look at

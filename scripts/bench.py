@@ -21,6 +21,7 @@ from benchmarks._show import show
 from benchmarks._suite import Suite, run
 from contracts import UserError, one_line
 from settings.cli import flags, one_of
+from system.urls import taken
 
 SUITES = {
     "train": "benchmarks.train",
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
         for name in SUITES:
             print(f"  {name:14}{suite_of(name).about}")
         return 0
+    argv = [*map(taken, argv)]  # the table has them
     date = time.strftime("%Y%m%d-%H%M%S")
     folder = Path("runs") / f"bench-{argv[0]}-{date}"
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -36,6 +36,7 @@ from pydantic.fields import FieldInfo
 from contracts import UserError
 from settings.preset import shown
 from settings.types import Facts
+from system.urls import taken
 from system.user_files import local_path
 
 OR_URL = "or a URL"
@@ -63,17 +64,18 @@ class Settings(BaseModel):
 
 
 def _text(place: Any) -> Any:
-    return str(place) if isinstance(place, Path) else place
+    return taken(str(place)) if isinstance(place, str | Path) else place
 
 
 FolderOrUrl = Annotated[str | None, BeforeValidator(_text), OR_URL]
-"""A folder or URL is kept as text, since a Path of s3://bucket would be s3:/bucket."""
+"""A folder or URL is kept as text, since a Path of s3://bucket would be s3:/bucket. The text has no secret."""
 
 S = TypeVar("S", bound=Settings)
 
 
 def flags(cls: type[S], argv: list[str], *, prog: str) -> S:
     """Return the settings that flags ask for. Raises UserError; --help prints and exits 0."""
+    argv = [*map(taken, argv)]
     words = flag_words({prog: cls}, argv, prog=prog, about=cls.__doc__)
     try:
         return cls.model_validate(words)

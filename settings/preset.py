@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from contracts import UserError
+from system.urls import masked
 from system.user_files import read_text
 
 
@@ -23,7 +24,7 @@ def read_preset(path: Path) -> dict[str, Any]:
             f"{said}: {error.strerror or error}; presets are in configs/"
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
+        reason = masked(" ".join(str(error).split()))
         raise UserError(f"{said}: does not parse as YAML: {reason}") from None
     if not isinstance(content, dict):
         got = type(content).__name__ if content else "nothing"

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat, PositiveInt
 
 from settings.cli import FolderOrUrl, Settings
 from settings.types import Facts, NotNegative, setting
+from system.urls import bare
 
 
 def _without_tensorboard(value: Any) -> Any:
@@ -89,7 +90,7 @@ class Run(Settings):
         """The folder of this machine that --output names; None: a new one."""
         if self.output is None:
             return None
-        url = self.output.partition("://")[2]
+        url = bare(self.output).partition("://")[2]
         return Path("runs", url.strip("/")) if url else Path(self.output)
 
     @property

@@ -170,11 +170,12 @@ class Start:
         heads: Mapping[str, Any],
         console: Console,
         file: LocalFile = nullcontext,
+        classes: tuple[str, ...] = (),
     ) -> nn.Module:
         """Build the network for batches of `shape`, with its weights, or with those that the seed draws.
 
-        `heads` is of TaskKind.building; weights are read from what `file` yields. Raises Unusable, and
-        UserError where a part of an evaluation would be random.
+        `heads` is of TaskKind.building; weights are read from what `file` yields. `classes` are those of the
+        data to train on. Raises Unusable, and UserError where a part of an evaluation would be random.
         """
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
         model = self.config.model
@@ -196,6 +197,10 @@ class Start:
                 line.replace(f"--weights {self.weights}", self.origin)
                 for line in loaded.notes
             )
+        others = zip(loaded.classes, classes, strict=False)
+        if other := next((pair for pair in others if pair[0] != pair[1]), None):
+            now = f"such as '{other[0]}', which '{other[1]}' takes the place of"
+            self.told.append(f"{self.origin}: its head is of other classes, {now}")
         # detectors take images of any size, but for SSD, whose plan refuses another
         if not self.config.run.uses and "keypoints" not in heads:
             for name in OTHER_SIZES:

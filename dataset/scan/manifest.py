@@ -25,11 +25,9 @@ from typing import Any, ClassVar, TextIO, TypeVar
 import numpy as np
 
 from contracts import Array, escaped, one_line
+from system.urls import masked as masked
 
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://")
-_QUERY = re.compile(r"\b([a-z][a-z0-9+.-]+)(://[^\s?]*)\?[^\s,;'\"]*")
-BUCKETS = ("s3", "gs", "gcs")
-"""Protocols whose URLs have no query: a ? is a letter of an object's key."""
 
 
 class Rejected(Exception):
@@ -258,16 +256,6 @@ def sweep(home: Path) -> None:
 def is_url(name: str | bytes) -> bool:
     """Whether a name is a URL, and no path."""
     return bool(_URL.match(name if isinstance(name, bytes) else os.fsencode(name)))
-
-
-def masked(text: str) -> str:
-    """Return a text in which no URL has a password or a query, which may be a signature."""
-    if "://" not in text:
-        return text
-    text = re.sub(r"://[^/\s@]*@", "://", text)
-    return _QUERY.sub(
-        lambda url: url[0] if url[1] in BUCKETS else f"{url[1]}{url[2]}?...", text
-    )
 
 
 def printable(path: bytes) -> str:

@@ -27,7 +27,7 @@ from contracts import UserError
 from dataset.scan.file_tree import BEGINNING
 from dataset.scan.manifest import is_url, masked
 from dataset.stores import remote
-from system import storage
+from system import storage, urls
 from system.user_files import open_bytes, read_text
 
 SHARDS = "shards.txt"
@@ -35,6 +35,8 @@ SHARDS = "shards.txt"
 UNLISTED = f"train/{SHARDS} says what there is"
 CLASSES = "classes.txt"
 SPLITS = ("train", "val")
+BYTES = ("utf-8", "surrogateescape")
+"""How a list's bytes are text, and text is its bytes."""
 
 
 def local(data: str | os.PathLike[str], cache: Path) -> Path:
@@ -42,19 +44,21 @@ def local(data: str | os.PathLike[str], cache: Path) -> Path:
 
     A URL is asked once a process, by a process of its own. Raises UserError.
     """
-    return _stands_for(str(data), cache) if is_url(os.fspath(data)) else Path(data)
+    if not is_url(os.fspath(data)):
+        return Path(data)
+    return _stands_for(urls.ready("--data", str(data)), cache)
 
 
 @once
 def _stands_for(url: str, cache: Path) -> Path:
     remote.load(url)
     url = url.rstrip("/")
-    folder = cache / "remote" / _digest(remote.plain(url))
+    folder = cache / "remote" / _digest(url)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # the ranks of a machine come one by one
         with filelock.FileLock(folder.with_suffix(".lock")):
-            remote.apart(_copy, (url, folder))
+            urls.remember(remote.apart(_copy, (url, folder)))
     except OSError as error:
         if error.filename and is_url(os.fsdecode(error.filename)):
             then = "start again once it answers"
@@ -71,9 +75,12 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
 
-def _copy(task: tuple[str, Path]) -> None:
-    """Bring a folder to what lies behind its URL. Raises OSError and UserError."""
+def _copy(task: tuple[str, Path]) -> dict[str, str]:
+    """Bring a folder to what lies behind its URL. Return bare -> whole URL of what the lists there name with a
+    secret, which the folder does not get. Raises OSError and UserError.
+    """
     url, folder = task
+    secret: dict[str, str] = {}
     written: dict[str, bytes] = {}
     copied: dict[str, str] = {}  # name below the folder -> URL
     top = _children(url)
@@ -102,9 +109,12 @@ def _copy(task: tuple[str, Path]) -> None:
                     f"{file}\n" for file in shards
                 ).encode()
     if not copied and not written:
-        if not url.startswith("http"):
+        # whoever may not read it, or not list it, is told so
+        if url.startswith("http"):
+            remote.heads([f"{url}/{SPLITS[0]}/{SHARDS}"])
+        else:
             with suppress(FileNotFoundError):
-                remote.children(url)  # whoever may not list it is told so
+                remote.children(url)
         raise UserError(
             f"--data {masked(url)}: nothing is there that can be read: tar shards below train/ and val/ (or "
             f"train/{SHARDS}, which names them, where a server lists no folders)"
@@ -122,13 +132,18 @@ def _copy(task: tuple[str, Path]) -> None:
         if before.get(name) != now[name] or not (folder / name).exists():
             content = remote.whole(source, head.size)
             if name.endswith(SHARDS):
-                content = _absolute(content, source)
+                whole = _absolute(content, source)
+                secret |= {bare: line for bare, line in whole.items() if bare != line}
+                content = "".join(f"{bare}\n" for bare in whole).encode(*BYTES)
+                # what has secrets is read anew each time
+                now[name] = [] if any(map(secret.get, whole)) else now[name]
             write(folder / name, content)
     written[record.name] = json.dumps(now).encode()
     for name, content in written.items():
         write(folder / name, content)
     for name in before.keys() - now.keys() - written.keys():
         (folder / name).unlink(missing_ok=True)
+    return secret
 
 
 def _there(urls: Sequence[str]) -> list[str]:
@@ -137,13 +152,12 @@ def _there(urls: Sequence[str]) -> list[str]:
     return [url for url, head in zip(urls, heads, strict=True) if head is not None]
 
 
-def _absolute(content: bytes, source: str) -> bytes:
-    """Return a list of shards with a URL in each line."""
-    base = os.fsencode(remote.plain(source).rpartition("/")[0])
-    return b"".join(
-        (line if is_url(line) else base + b"/" + line) + b"\n"
-        for _, line in shard_lines(content)
-    )
+def _absolute(content: bytes, source: str) -> dict[str, str]:
+    """Return bare -> whole URL of each line of a list of shards."""
+    base = source.rpartition("/")[0]
+    lines = [line.decode(*BYTES) for _, line in shard_lines(content)]
+    whole = [line if is_url(line) else f"{base}/{line}" for line in lines]
+    return {urls.bare(line): line for line in whole}
 
 
 def shard_lines(content: bytes) -> Iterator[tuple[int, bytes]]:

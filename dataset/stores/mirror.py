@@ -12,6 +12,7 @@ from pathlib import Path
 from contracts import UserError
 from dataset.scan.manifest import is_url, masked
 from dataset.stores import remote
+from system.urls import ready
 
 State = dict[str, tuple[int, int]]
 """Name below the folder -> (date in nanoseconds, bytes) of each file."""
@@ -30,7 +31,7 @@ def mirrored(
     if url is None or folder is None or not is_url(url):
         yield None
         return
-    mirror = _Mirror(url=url.rstrip("/"), folder=folder)
+    mirror = _Mirror(url=ready("--output", url).rstrip("/"), folder=folder)
     mirror.fetch(resuming=resuming)
     try:
         yield mirror.upload

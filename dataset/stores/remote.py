@@ -22,8 +22,8 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from contracts import UserError, counted
-from dataset.scan.manifest import BUCKETS, Rejected, is_url, masked
-from system import processes
+from dataset.scan.manifest import Rejected, is_url, masked
+from system import processes, urls
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,15 +52,6 @@ NO_CREDENTIALS = re.compile("Credential|SSO|ProfileNotFound|TokenRetrieval")
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime")
 
 
-def plain(url: str) -> str:
-    """Return a URL without its query, which may hold a signature."""
-    return url.partition("?")[0] if is_url(url) and not _in_bucket(url) else url
-
-
-def _in_bucket(url: str) -> bool:
-    return url.partition("://")[0] in BUCKETS
-
-
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """What a server says of an object."""
@@ -85,7 +76,22 @@ class _Short(Exception):
     """An answer that has other bytes than were asked for."""
 
 
-_systems: dict[str, Any] = {}
+class _System:
+    """fsspec's file system, whose methods get URLs with the secrets that are known of them."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._system, name)
+        return lambda *places, **how: method(
+            *(urls.whole(each) if isinstance(each, str) else each for each in places),
+            **how,
+        )
+
+
+# by protocol, and the key and secret of a bucket that a URL has
+_systems: dict[tuple[str, Any], _System] = {}
 _heads: dict[str, Head] = {}  # of objects that this process has opened
 _opening = threading.Lock()
 
@@ -121,9 +127,10 @@ def load(url: str) -> None:
 def _system(url: str) -> Any:
     """Return fsspec's file system for a URL, one a process. Raises UserError without its package."""
     protocol = url.partition("://")[0]
+    account = urls.credentials(url)
     load(url)
     with _opening:
-        if protocol not in _systems:
+        if (protocol, account) not in _systems:
             fsspec = import_module("fsspec")
             configured = fsspec.config.conf.get(protocol, {})
             options: dict[str, Any] = {
@@ -144,13 +151,15 @@ def _system(url: str) -> Any:
                     "retries": {"max_attempts": 1},
                 }
                 options["config_kwargs"] = own | configured.get("config_kwargs", {})
+                options |= dict(zip(("key", "secret"), account or (), strict=False))
             elif protocol == "file":
                 options["auto_mkdir"] = True
             try:
-                _systems[protocol] = fsspec.filesystem(protocol, **options)
+                system = _System(fsspec.filesystem(protocol, **options))
             except ValueError as error:
                 raise UserError(f"{masked(url)}: {error}") from None
-        return _systems[protocol]
+            _systems[protocol, account] = system
+        return _systems[protocol, account]
 
 
 def tried(url: str, action: Callable[[Any], T]) -> T:
@@ -272,10 +281,14 @@ def children(url: str) -> list[str]:
     for entry in tried(url, lambda system: system.ls(below, detail=True)):
         name = str(entry["name"])
         name = name if is_url(name) else f"{url.partition('://')[0]}://{name}"
+        # fsspec appends names to all of the URL
+        name = name.replace(f"{urls.whole(below)}/", below, 1)
+        query = "?" in name and "?" not in urls.bare(name)
+        name = urls.bare(name)
         is_folder = entry["type"] == "directory" or name.endswith("/")
         inside = name.removeprefix(below).rstrip("/")
         # a page has links upwards, and others that sort it
-        if name != inside and inside and "/" not in inside and plain(name) == name:
+        if name != inside and inside and "/" not in inside and not query:
             found.add(f"{below}{inside}{'/' * is_folder}")
     return sorted(found)
 

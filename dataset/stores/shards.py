@@ -47,6 +47,7 @@ from dataset.stores import bucket, remote
 from dataset.stores.entries import EntrySource
 from system import processes, storage
 from system.resources import cores
+from system.urls import bare, whole
 from system.user_files import NOT_REGULAR, open_bytes
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -65,12 +66,12 @@ class ShardList:
     """The shards of a split, in the order by which columns number them: files of a folder, or URLs."""
 
     folder: Path
-    names: Sequence[str]  # below the folder, or URLs without a query
+    names: Sequence[str]  # below the folder, or bare URLs
     # of each its bytes, and ns since 1970 of its last change or the number of its ETag
     versions: Sequence[tuple[int, int]]
     watched: Sequence[Path]  # files and folders that show a change
     # name -> the whole URL; none of files
-    urls: Mapping[str, str] = field(default_factory=dict)
+    urls: Mapping[str, str] = field(default_factory=dict, repr=False)
     # of URLs with columns beside them
     looks: Sequence[Look] = ()
 
@@ -153,11 +154,12 @@ def urls_of(folder: Path) -> dict[str, str]:
         lines = file.read()
     for number, content in bucket.shard_lines(lines):
         line = os.fsdecode(content)
-        if not is_url(line) or remote.plain(line) in urls:
+        if not is_url(line) or bare(line) in urls:
             raise UserError(
                 f"--data: {path} line {number} is '{masked(line)[:100]}'; each line is the URL of a shard, once"
             )
-        urls[remote.plain(line)] = line
+        # whole, for a process that this one does not fork
+        urls[bare(line)] = whole(line)
     return urls
 
 

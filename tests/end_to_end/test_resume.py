@@ -194,6 +194,43 @@ def test_best_and_last_and_a_finished_run_stays_as_it_was(
     assert summary(run)["steps"] == len(losses(run)) == 37
 
 
+def test_checkpoints_of_an_earlier_run_stay(train: Runner, pictures: Path) -> None:
+    """No run begins beside them, and what is later than where one goes on is kept aside."""
+    run = train.cwd / "run"
+    keeps = "--save-every-steps 6 --keep 9 --keep-best 9"
+    start(train, pictures, "run", keeps)[0].done()
+    before = {path.name: path.read_bytes() for path in run.glob("*.pt")}
+    (run / "last.pt").unlink()
+    moved = {path.name: path for path in run.glob("step-*.pt")}
+    for name, path in moved.items():
+        path.rename(train.cwd / name)
+    for resume in ("--resume auto", ""):
+        fresh = train("--data", pictures, f"{SMALL} --output run {resume}").mistake()
+        assert f"has no last.pt: go on from --resume {run.name}/best.pt" in fresh
+    here = {path.name: path.read_bytes() for path in run.glob("*.pt")}
+    assert here == {
+        name: content
+        for name, content in before.items()
+        if name not in (*moved, "last.pt")
+    }
+    for name, path in moved.items():
+        (train.cwd / name).rename(path)
+    # by hand from an early step: all that is later was to be replaced
+    first = min(moved)
+    flags = f"{SMALL} {keeps} --batch-size {STEP} --output run --resume run/{first}"
+    process = train("--data", pictures, flags, f"--steps {N // STEP - 1}")
+    assert process.wait() == 0
+    (aside,) = run.glob("later-than-step-*")
+    assert str(aside.relative_to(train.cwd)) in process.err
+    found = {path.name: path.read_bytes() for path in aside.glob("*.pt")}
+    assert found == {
+        name: content
+        for name, content in before.items()
+        if name not in ("last.pt", first)
+    }
+    assert points(aside, "train")[-1]["step"] == STEPS
+
+
 def test_a_host_that_is_gone_and_a_damaged_checkpoint(
     train: Runner, pictures: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ class Server:
     lists: bool = True
     ranges: bool = True
     forbids: bool = False
+    login: str = ""  # name:password that it wants
+    query: str = ""  # that it wants
     etags: dict[str, str] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)  # path -> answers that began
     paths: list[str] = field(default_factory=list)  # as they came, with their queries
@@ -77,7 +80,10 @@ def serving(root: Path) -> Iterator[Server]:
             name = unquote(urlsplit(self.path).path).strip("/")
             path = server.root / name
             time.sleep(server.latency_s)
-            if server.forbids:
+            login = b64encode(server.login.encode()).decode()
+            if login not in self.headers.get("Authorization", ""):
+                self.refuse(401)
+            elif server.forbids or not self.path.endswith(server.query):
                 self.refuse(403)
             elif path.is_dir() and server.lists:
                 rows = [own.name + "/" * own.is_dir() for own in sorted(path.iterdir())]

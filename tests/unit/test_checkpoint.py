@@ -282,8 +282,7 @@ def test_steps_that_are_kept_and_the_one_before(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     last = tmp_path / "last.pt"
-    # the last one is of a run that went on from step 10
-    for step in (2, 10, 30, 20):
+    for step in (2, 10, 20):
         checkpoint.write(last, {**CONTENT, "step": step})
         checkpoint.keep(last, step, 2)
     steps = [tmp_path / f"step-0000000{step}.pt" for step in (10, 20)]
@@ -300,6 +299,36 @@ def test_steps_that_are_kept_and_the_one_before(
     ]
     assert "damaged" in lines[0]
     assert "a damaged checkpoint" in refusal(last), "where it is named"
+
+
+def test_what_is_later_than_the_step_that_a_run_goes_on_from_is_kept_aside(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    later = {"best.pt": 30, "last.pt": 40, "step-000000040.pt": 40}
+    later["val_loss--0.25000-step-000000030.pt"] = 30
+    own = {"step-000000020.pt": 20, "top1-0.50000-step-000000020.pt": 20}
+    for name, step in {**later, **own}.items():
+        checkpoint.write(tmp_path / name, {**CONTENT, "progress": {"step": step}})
+    files = {"mine.pt": b"weights of a user", "metrics.jsonl": b"40 steps"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    checkpoint.set_aside(tmp_path, 20, ["metrics.jsonl", "results.csv"])
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    moved = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert moved == {name: before[name] for name in (*later, "metrics.jsonl")}
+    here = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
+    assert here == {name: before[name] for name in (*own, *files)}
+    said = capfd.readouterr().err
+    assert str(folder) in said and all(name in said for name in later)
+    # the same run again, and a best.pt of which nobody knows the step
+    (tmp_path / "best.pt").write_bytes(b"damaged")
+    checkpoint.set_aside(tmp_path, 20, [])
+    assert (
+        len([*tmp_path.rglob("best.pt")]) == 2 and not (tmp_path / "best.pt").exists()
+    )
+    checkpoint.set_aside(tmp_path, 20, [])
+    assert len([*tmp_path.glob("later*")]) == 2, "nothing is later than its own"
 
 
 def test_a_best_that_cannot_be_written_is_written_before_the_next_last(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
-from engine import checkpoint
+from engine import checkpoint, unkillable
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
 from engine.failures import Failures
@@ -62,6 +62,8 @@ class Toy:
         self.outcome, self.failing = torch.zeros(4), range(0)
         self.module = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.module.weight)
+        # as of an attention's window: it is saved as it is
+        self.module.register_buffer("mask", torch.tensor([0.0, -np.inf]))
         # steps done, step validated, figure
         self.report, self.told = MagicMock(), list[tuple[int, int, float]]()
         self.report.above_ceiling.return_value = False
@@ -260,7 +262,6 @@ def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -
     toy = Toy(tmp_path, len(figures), *figures)
     toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
     toy.training.checkpoints.keep_best = 2
-    (tmp_path / "ap-0.99000-step-000000099.pt").touch()  # of steps that are taken anew
     foreign = {"ap-best-step-7.pt", "ap-0.99000-step-000000099-mine.pt"}
     for name in foreign:
         (tmp_path / name).touch()
@@ -333,6 +334,49 @@ def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(
         toy.training.fit()
     assert [figure for _, _, figure in toy.told] == [0.25]
     assert toy.kept("best.pt")[0] == toy.kept("last.pt")[0] == STEPS
+
+
+def spoil(toy: Toy, what: str) -> None:
+    """Make one number of what a checkpoint holds infinite, or none, as a step may behind a finite loss."""
+    weight = toy.module.weight
+    if what == "weight":
+        weight.data.fill_(np.nan)
+    elif what == "running_var":
+        toy.module.register_buffer(what, torch.tensor([1.0, np.inf]))
+    elif what == "module.weight (--ema)":
+        averages = {"module.weight": torch.tensor([-np.inf]), "module.mask": weight}
+        toy.training.step.ema = MagicMock(state_dict=lambda: averages)
+    else:
+        state = {"exp_avg_sq": torch.tensor([np.inf], dtype=torch.float16)}
+        optimizer: Any = toy.training.step.optimizer
+        optimizer.state = {weight: {"step": 6, **state}}
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+@pytest.mark.parametrize(
+    "what", ["weight", "running_var", "module.weight (--ema)", "exp_avg_sq of weight"]
+)
+def test_what_is_not_finite_behind_a_finite_loss_is_never_saved(
+    what: str, snapshots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = unkillable.Memory()
+    if snapshots:
+        monkeypatch.setattr(unkillable, "memory", memory)
+    # beside a validation that is not settled there are no snapshots
+    run = {"unkillable": 2, "val_every": 0} if snapshots else {}
+    toy = Toy(tmp_path, 3, 0.5, 0.75, **run)
+    toy.at[STEPS + 2] = lambda: spoil(toy, what)
+    with pytest.raises(NotFinite) as caught:
+        toy.training.fit()
+    found = STEPS + 2 if snapshots else 2 * STEPS
+    said = f"{what} is not finite after step {found}; nothing was saved of it, last.pt has step {STEPS}."
+    assert str(caught.value).startswith(said)
+    for name in ["last.pt", *([] if snapshots else ["best.pt"])]:
+        assert toy.kept(name)[0] == STEPS
+    if snapshots:
+        assert memory.path is not None
+        snapshot = torch.load(memory.path, weights_only=True)
+        assert float(snapshot["model"]["weight"]) == STEPS
 
 
 @pytest.mark.parametrize("run", ["fit", "validate"])

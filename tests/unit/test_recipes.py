@@ -100,7 +100,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(case: str, tmp_path: Path) -> None:
         step=first,
         about=about,
     )
-    write(tmp_path / "last.pt", kept.content(Progress(step=3)))
+    content = kept.content(Progress(step=3))
+    assert content is not None
+    write(tmp_path / "last.pt", content)
     run(rest, range(9, 10))  # what was there is written over
     resume = Resume(path=tmp_path / "last.pt")
     resume.fits(

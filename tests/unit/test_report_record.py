@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,7 +18,14 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from report.record import Record, claimed, unwritable
+from report.record import (
+    BEGUN,
+    VALIDATED,
+    Record,
+    claimed,
+    keep_aside,
+    unwritable,
+)
 from system import storage
 from tests.unit.folders import contents
 
@@ -83,6 +91,60 @@ def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> No
     claim(tmp_path, resuming=True)
     left = {"left": b"", "notes.txt": b"x", name: b"precious"}
     assert contents(tmp_path) == left, "the probe is gone"
+
+
+OTHERS = """best.pt top1-0.81250-step-000000200.pt best.onnx predictions.csv results.png results.csv
+summary.json mistakes.png report.html detections.json"""
+
+
+@pytest.mark.parametrize("name", OTHERS.split())
+def test_no_run_begins_beside_what_another_has_left(name: str, tmp_path: Path) -> None:
+    """Be it a new one, or --resume auto without a checkpoint to go on from, but for figures."""
+    (tmp_path / name).write_text("precious")
+    is_figure = any(fnmatch(name, pattern) for pattern in VALIDATED)
+    for may_hold in ((), BEGUN if is_figure else BEGUN + VALIDATED):
+        with (
+            pytest.raises(UserError, match="name another folder") as caught,
+            claimed(tmp_path, resuming=False, may_hold=may_hold),
+        ):
+            pass
+        assert name in str(caught.value) and "--resume auto" not in str(caught.value)
+        is_checkpoint = name.endswith(".pt")
+        assert is_checkpoint == (f"--resume {tmp_path / name}" in str(caught.value))
+    claim(tmp_path, resuming=True)
+    assert (tmp_path / name).read_text() == "precious"
+
+
+def test_figures_without_a_checkpoint_are_kept_where_a_run_begins_anew(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run that was killed while its first last.pt was written, or whose disk had no room for it."""
+    keep_aside(tmp_path)
+    assert contents(tmp_path) == {}
+    files = dict.fromkeys(("results.csv", "mistakes.png", "summary.json"), b"figures")
+    files["metrics.jsonl"] = b"points"
+    for name, content in {**files, "notes.txt": b"mine"}.items():
+        (tmp_path / name).write_bytes(content)
+    with claimed(tmp_path, resuming=False, may_hold=BEGUN + VALIDATED):
+        keep_aside(tmp_path)
+    (aside,) = tmp_path.glob("earlier-*")
+    assert contents(aside) == files and str(aside) in capfd.readouterr().err
+    here = {path.name for path in tmp_path.iterdir()}
+    assert here == {aside.name, "metrics.jsonl", "notes.txt"}
+
+
+def test_a_run_that_was_ended_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path,
+) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "rejected.txt", "my.pt", "my.csv"):
+        (tmp_path / name).touch()
+    with claimed(tmp_path, resuming=False, may_hold=BEGUN):
+        pass
+    with pytest.raises(UserError, match="continue it with --resume auto"):
+        claim(tmp_path)
+    (tmp_path / "step-000000007.pt").touch()
+    with pytest.raises(UserError, match=r"continue it with --resume auto"):
+        claim(tmp_path)
 
 
 def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:

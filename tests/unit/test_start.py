@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -9,6 +10,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -160,3 +162,27 @@ def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(layer, _BatchNorm)
     ]
     assert len(norms) == 20 and {type(layer) for layer in norms} == {nn.SyncBatchNorm}
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (["cat", "dog"], ("cat", "dog"), ""),
+        (["cat", "dog"], ("cat", "owl"), "such as 'dog', which 'owl' takes"),
+        (["dog", "cat"], ("cat", "dog"), "such as 'dog', which 'cat' takes"),
+        (["cat", "dog", "owl"], ("cat", "dog"), "fc.weight, fc.bias start anew"),
+    ],
+)
+def test_a_head_of_other_classes_is_named(
+    there: list[str], here: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "best.pt"
+    model = torchvision.models.resnet18(num_classes=len(there)).state_dict()
+    about = {"format": 2, "arch": "resnet18", "classes": there, "manifest": ""}
+    torch.save({**about, "model": model}, path)
+    config = build({"arch": "resnet18", "weights": str(path)})
+    start = Start.of(config, (), {}, path=None, origin="flags")
+    entry = architecture(kind_of(config), "resnet18")
+    heads = {"classes": len(here)}
+    start.network(*entry, (2, 3, 32, 32), heads, MagicMock(), classes=here)
+    assert [said in line for line in start.told] == [True] * bool(said)
