@@ -226,6 +226,33 @@ def test_aliases_are_not_written_out(key: str, tmp_path: Path) -> None:
     assert "..." in mistake(["--config", preset(tmp_path, f"{key}: {value}\n")])
 
 
+OPTIONAL = [
+    name
+    for cls in GROUPS.values()
+    for name, info in cls.model_fields.items()
+    if info.default is None
+]
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_every_optional_setting_takes_none(name: str, tmp_path: Path) -> None:
+    """It takes back what a preset, or a checkpoint, has set; in a preset the word is the same."""
+    flag = f"--{name.replace('_', '-')}"
+    for words in ([flag, "none"], [f"{flag}=None"], [flag, "NONE", "--seed", "1"]):
+        assert parse(words).flat()[name] is None
+        assert name in config.given(words)
+    if name != "config":
+        path = preset(tmp_path, f"{name}: none\n")
+        assert parse(["--config", path]).flat()[name] is None
+
+
+def test_none_is_a_word_of_settings_that_have_a_value_without_it() -> None:
+    assert parse(["--tta", "none", "--predict", "a"]).run.tta == "none"
+    assert parse(["--auto-augment", "none"]).augmentation.auto_augment == "none"
+    assert "--epochs got 'none'" in mistake(["--epochs", "none"])
+    assert "--mean: expected 3 arguments" in mistake(["--mean", "0.1", "0.2"])
+
+
 PLACES = [
     name
     for cls in GROUPS.values()
