@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import filelock
@@ -54,46 +53,38 @@ def found(splits: Sequence[Split]) -> Array:
         copies = _grouped(splits, _candidates([each.columns for each in splits]))
         # not kept, it is found again
         with suppress(OSError):
-            _write(path, copies)
+            np.save(made := path.with_name(f"tmp-{path.name}"), copies)
+            os.replace(made, path)
     return copies
-
-
-def _write(path: Path, copies: Array) -> None:
-    made = path.with_name(f"tmp-{os.getpid()}-{path.name}")
-    np.save(made, copies)
-    os.replace(made, path)
 
 
 def _candidates(tables: Sequence[Any]) -> Array:
     """Return COPY [k], samples with the same MARKS, by which they are sorted, their `group`."""
-    pieces = -(-sum(map(len, tables)) // PIECE)
-    parts = []
-    for part in range(pieces):
-        rows = np.concatenate(
-            [
-                _marked(split, columns, slice(first, first + PIECE), (part, pieces))
-                for split, columns in enumerate(tables)
-                for first in range(0, len(columns), PIECE)
-            ]
-        )
-        parts.append(_several(rows))
-    return np.concatenate(parts) if parts else np.zeros(0, COPY)
+    parts = -(-sum(map(len, tables)) // PIECE)
+    found = [np.zeros(0, COPY)]
+    for part in range(parts):  # of the marks, so that few are in memory
+        rows = [
+            _marked(split, columns, first, part, parts)
+            for split, columns in enumerate(tables)
+            for first in range(0, len(columns), PIECE)
+        ]
+        found.append(_several(np.concatenate(rows)))
+    return np.concatenate(found)
 
 
-def _marked(split: int, columns: Any, piece: slice, part: tuple[int, int]) -> Array:
-    """Return COPY [k], samples of a piece of a table, of whose sizes only one part is looked at."""
-    number, parts = part
-    samples = np.flatnonzero(columns.size[piece] % parts == number)
-    rows = np.zeros(len(samples), COPY)
-    rows["split"] = split
-    rows["sample"] = samples + piece.start
-    mark = np.zeros(len(samples), np.uint64)
+def _marked(split: int, columns: Any, first: int, part: int, parts: int) -> Array:
+    """Return COPY [k], those of a piece of a table whose mark, their `group`, is of one part of all."""
+    piece = slice(first, first + PIECE)
+    mark = np.zeros(len(columns.size[piece]), np.uint64)
     for name in MARKS:
         if hasattr(columns, name):
-            values = getattr(columns, name)[piece][samples].astype(np.uint64)
-            mark = (mark ^ values) * np.uint64(0x9E3779B97F4A7C15)
+            mark ^= getattr(columns, name)[piece].astype(np.uint64)
+            mark *= np.uint64(0x9E3779B97F4A7C15)  # the golden ratio: mixes upwards
             mark ^= mark >> np.uint64(32)
-    rows["group"] = mark.view(np.int64)
+    chosen = np.flatnonzero(mark % np.uint64(parts) == part)
+    rows = np.full(len(chosen), split, COPY)
+    rows["sample"] = chosen + first
+    rows["group"] = mark[chosen].view(np.int64)
     return rows
 
 
@@ -108,18 +99,16 @@ def _grouped(splits: Sequence[Split], rows: Array) -> Array:
     """Return those of the candidates that are copies, with numbers of their groups from 0 on."""
     if not len(rows):
         return rows
-    work = partial(_digests, splits, rows)
     firsts = range(0, len(rows), STEP)
     workers = min(readers(0), len(firsts))
-    # a store that this process has opened is no longer to be forked with it
-    threads = all(each.source.files for each in splits) and workers < 2
-    digests = np.concatenate(
-        [*processes.results(work, firsts, workers, threads=threads)]
-    )
+    work = partial(_digests, splits, rows)
+    # of a store that this process has opened none may be forked
+    here = workers == 1 and all(each.source.files for each in splits)
+    read = map(work, firsts) if here else processes.results(work, firsts, workers)
+    digests = np.concatenate([*read])
     _, group = np.unique(
         np.column_stack([rows["group"], digests]), axis=0, return_inverse=True
     )
-    rows = rows.copy()
     rows["group"] = group.reshape(-1)
     return _several(rows)
 
@@ -167,7 +156,7 @@ def warnings(splits: Mapping[str, Split]) -> list[str]:
     split, sample, group = (rows[name] for name in COPY.names or ())
 
     def called(row: int) -> str:
-        return f"{names[split[row]]}'s {each[split[row]].source.name(int(sample[row]))}"
+        return str(each[split[row]].source.name(int(sample[row])))
 
     def pair(chosen: Array, other: Array) -> str:
         """Name the first of the `chosen` rows, and what it is a copy of among the `other` ones."""

@@ -137,7 +137,9 @@ def test_folders_named_as_splits_are_no_classes(
 
 def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos", 60)
-    fill(root, {f"class {number}/one.jpg": JPEG + b"%d" % number for number in range(30)})
+    fill(
+        root, {f"class {number}/one.jpg": JPEG + b"%d" % number for number in range(30)}
+    )
     _, said, _ = opened(root, 0.2)
     lines = [line for line in said if "no image in val" in line]
     assert len(lines) == 1
