@@ -70,6 +70,7 @@ def test_micro_batches_of_a_global_batch(
 
 CHANGED = {
     "reader": "--loader dali-gpu --reader opencv",
+    "val_group": "--val-group folder",
     "decode_threads": "--loader dali-gpu --decode-threads 3",
     "transforms": "--loader dali-gpu --transforms a.b:c",
     "transforms_on": "--loader dali-gpu --transforms-on region",
@@ -101,7 +102,7 @@ def test_a_flag_that_another_one_makes_idle(name: str, tmp_path: Path) -> None:
     flag, needs = (f"--{word.replace('_', '-')}" for word in (name, other))
     with pytest.raises(UserError, match=f"^{flag} is for {needs}.*and this is {needs}"):
         parse(words)
-    enough = [needs, *(values[:1] or ["0.5" if other == "ema" else "1"])]
+    enough = [needs, *(values[:1] or ["0.5" if other in ("ema", "val_share") else "1"])]
     own = words[words.index(flag) :]
     with_it = parse([*enough, *own]).flat()
     assert with_it[name] != Config().flat()[name]
