@@ -164,7 +164,8 @@ def open_splits(
     if settings.val_share is not None:
         splits = _shared(settings, root, content, console, how, trained)
     elif model is not None and _is_val(settings, root, content, model):
-        splits = {"val": _whole(settings, root, content, console, how)}
+        splits = {"val": _whole(root, console, how)}
+        _tell_of_whole(splits["val"], settings, content, console)
     else:
         splits = {}
         classes: tuple[str, ...] | None = None
@@ -210,7 +211,7 @@ def _shared(
 ) -> dict[str, Split]:
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
     _require_shared(settings, root, content)
-    whole = _whole(settings, root, content, console, how)
+    whole = _whole(root, console, how)
     splits, counts, mistakes = val_split.parted(
         whole,
         settings.val_share or 0.0,
@@ -218,27 +219,29 @@ def _shared(
         settings.val_group,
         trained,
     )
+    # not before it is known that these are a checkpoint's own data: others are opened again
+    _tell_of_whole(whole, settings, content, console)
     console.info(*counts)
     for line in mistakes:
         console.warn(line)
     return splits
 
 
-def _whole(
-    settings: DataSettings,
-    root: Path,
-    content: Content,
-    console: Console,
-    how: Mapping[str, Any],
-) -> Split:
-    """Open the class folders of `root`, and say what may be a mistake. Raises UserError."""
+def _whole(root: Path, console: Console, how: Mapping[str, Any]) -> Split:
+    """Open the class folders of `root`. Raises UserError."""
     with console.counting("images") as progress:
         whole: Split = source_named("folder").open(
             root.parent, root.name, progress=progress, **how
         )
+    return whole
+
+
+def _tell_of_whole(
+    whole: Split, settings: DataSettings, content: Content, console: Console
+) -> None:
+    """Say what a scan of class folders warns of, and which images are copies of one another."""
     _tell("images", whole, settings, content, console)
     tell_of_copies({"images": whole}, console)
-    return whole
 
 
 def _is_val(
