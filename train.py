@@ -18,9 +18,12 @@ from engine.distributed import ProcessWorld, leave, prepare_process  # noqa: E40
 # the import above sets OpenMP's variables, and torch loads it
 import torch  # noqa: E402
 
+from contracts import Split  # noqa: E402
+from dataset.model_classes import ModelClasses  # noqa: E402
 from dataset.open import cache_folder  # noqa: E402
 from dataset.scan.manifest import is_url  # noqa: E402
 from dataset.stores.mirror import mirrored  # noqa: E402
+from dataset.val_split import Trained, sketched  # noqa: E402
 from engine import (  # noqa: E402
     autotune,
     exit_codes,
@@ -66,6 +69,7 @@ from system.triton_kernels import hash_ahead  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks._distillation import Distilled, read_teacher  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
+from tasks.kind import TaskKind  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
@@ -74,6 +78,22 @@ preflight.imported()
 if DEVICE.type == "cuda":
     hash_ahead()
 TIMELINE.mark("imports")
+
+
+def opened(
+    model: ModelClasses | None,
+    trained: Trained | None,
+    console: Console,
+    config: Config,
+) -> tuple[Config, TaskKind, tuple[str, ...], dict[str, Split]]:
+    """Open the data of these settings; return them with their task, the loaders that may run, and the splits.
+
+    Raises UserError.
+    """
+    kind = kind_of(config)
+    names = kind.may_open(config, gpu=DEVICE.type == "cuda")
+    share = {"trained": trained} if trained and config.data.val_share else {}
+    return config, kind, names, kind.splits(config, names[0], console, model, **share)
 
 
 def train(
@@ -110,7 +130,11 @@ def train(
             may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
         )
         world.first(lambda: stack.enter_context(claim))
-        splits = kind.splits(config, names[0], console, start.classes(registry, arch))
+        trained = start.trained_on(resume.of_data(world))
+        start, (config, kind, names, splits) = start.on_its_data(
+            partial(opened, start.classes(registry, arch), trained, console)
+        )
+        sized = for_ranks(config, world.size)
         # files that cannot be read are said here, and not first in the validation
         require_files(names[0], [split.source for split in splits.values()])
         TIMELINE.mark("data")
@@ -305,6 +329,7 @@ def train(
             "loader": choice.loader,
             **identity,
             **kept,
+            **sketched(train_set, trained),
         }
         checkpoints = Checkpoints(
             folder=output,

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from contracts import MAX_PIXELS, Split, UserError
-from dataset import val_split
+from dataset import copies, val_split
 from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.images.columns import as_shown, told_of_exif
@@ -111,6 +111,7 @@ class DataSettings(Protocol):
     order: Literal["shuffled", "sequential"]
     val_share: float | None
     val_seed: int
+    val_group: str | None
 
 
 class Console(Protocol):
@@ -136,13 +137,15 @@ def open_splits(
     evaluate: bool = False,
     validates: bool = True,
     model: ModelClasses | None = None,
+    trained: val_split.Trained | None = None,
     console: Console,
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
     Validation has training's classes. To `evaluate`, val is enough and stands for both; where a training never
     `validates`, train is. With a `model`, which was trained on classes of these names, val alone is opened, and
-    has the model's classes. Raises UserError.
+    has the model's classes; that may be a folder with a folder a class, without val/. `trained` says what a
+    checkpoint was trained on, whose --val-share stays. Raises UserError.
     """
     if settings.data is None:
         if loader != "synthetic":
@@ -159,7 +162,10 @@ def open_splits(
         "read_delay_s": read_delay_s,
     }
     if settings.val_share is not None:
-        splits = _shared(settings, root, content, console, how)
+        splits = _shared(settings, root, content, console, how, trained)
+    elif model is not None and _is_val(settings, root, content, model):
+        splits = {"val": _whole(root, console, how)}
+        _tell_of_whole(splits["val"], settings, content, console)
     else:
         splits = {}
         classes: tuple[str, ...] | None = None
@@ -178,6 +184,7 @@ def open_splits(
             _tell(name, split, settings, content, console, classes)
             classes = split.columns.classes
             splits[name] = split
+        tell_of_copies(splits, console)
     if settings.exif == "shown":
         splits = {
             name: replace(split, columns=as_shown(split.columns))
@@ -200,21 +207,62 @@ def _shared(
     content: Content,
     console: Console,
     how: Mapping[str, Any],
+    trained: val_split.Trained | None,
 ) -> dict[str, Split]:
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
     _require_shared(settings, root, content)
-    with console.counting("images") as progress:
-        whole = source_named("folder").open(
-            root.parent, root.name, progress=progress, **how
-        )
-    _tell("images", whole, settings, content, console)
+    whole = _whole(root, console, how)
     splits, counts, mistakes = val_split.parted(
-        whole, settings.val_share or 0.0, settings.val_seed
+        whole,
+        settings.val_share or 0.0,
+        settings.val_seed,
+        settings.val_group,
+        trained,
     )
-    console.info(counts)
+    # not before it is known that these are a checkpoint's own data: others are opened again
+    _tell_of_whole(whole, settings, content, console)
+    console.info(*counts)
     for line in mistakes:
         console.warn(line)
     return splits
+
+
+def _whole(root: Path, console: Console, how: Mapping[str, Any]) -> Split:
+    """Open the class folders of `root`. Raises UserError."""
+    with console.counting("images") as progress:
+        whole: Split = source_named("folder").open(
+            root.parent, root.name, progress=progress, **how
+        )
+    return whole
+
+
+def _tell_of_whole(
+    whole: Split, settings: DataSettings, content: Content, console: Console
+) -> None:
+    """Say what a scan of class folders warns of, and which images are copies of one another."""
+    _tell("images", whole, settings, content, console)
+    tell_of_copies({"images": whole}, console)
+
+
+def _is_val(
+    settings: DataSettings, root: Path, content: Content, model: ModelClasses
+) -> bool:
+    """Whether `root` has no val/, and folders of classes of the model, all of which are then evaluated."""
+    if content != "images" or settings.multi_label or not root.is_dir():
+        return False
+    if settings.source not in ("auto", "folder") or (root / "val").exists():
+        return False
+    folders = set(os.listdir(root))
+    return bool(folders & set(model.names)) and not folders & val_split.SPLIT_NAMES
+
+
+def tell_of_copies(splits: Mapping[str, Split], console: Console) -> None:
+    """Warn of samples with the same bytes in training and validation, or in two classes; or say why not."""
+    if why := next(filter(None, map(copies.why_not, splits.values())), ""):
+        console.info(f"copies of samples were not looked for: {why}")
+        return
+    for line in copies.warnings(splits):
+        console.warn(line)
 
 
 def _set_reads(

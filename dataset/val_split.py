@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from contracts import Array, Split, UserError, counted
+from dataset import copies
 from dataset.images.columns import COLUMNS, Images
 from dataset.scan.manifest import printable
 from dataset.stores.folder import Folder
 
+RULE = 2
+"""Of how files are drawn: 1 parted copies, which a checkpoint without a rule has had."""
+SKETCH = 64
+"""Images by which the data of a checkpoint are known again."""
 SHOWN = 10
 """Classes whose counts are told."""
 SPLIT_NAMES = frozenset(
@@ -106,7 +115,108 @@ def _named_splits(root: Path) -> str:
     )
 
 
-def validates(names: list[bytes], share: float, seed: int) -> Array:
+class OtherData(UserError):
+    """Data that a checkpoint's --val-share is not of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a checkpoint says of the data that it was trained on."""
+
+    data: str | None  # --data
+    manifest: str  # fingerprint of what was trained on
+    rule: int  # RULE of its time
+    sketch: frozenset[int]  # empty in older ones
+    own: bool  # --val-share is the checkpoint's, for its own data alone
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], *, own: bool = False) -> Trained:
+        """Return what the content of a checkpoint says."""
+        return cls(
+            data=content["config"].get("data"),
+            manifest=content["manifest"],
+            rule=content.get("share_rule", 1),
+            sketch=frozenset(content.get("sketch", ())),
+            own=own,
+        )
+
+    def is_of(self, whole: Images, train: Split) -> bool:
+        """Whether `whole`, of which `train` would be trained on, are those data: most of its sketch is there.
+
+        Files may have been added since. Without a sketch, they are those whose names and sizes are the same, or
+        that lie where they did.
+        """
+        if self.sketch:
+            there = np.isin(np.array([*self.sketch], np.uint64), whole.digest)
+            return bool(there.mean() > 0.5)
+        here = os.path.realpath(whole.root)
+        return train.columns.fingerprint == self.manifest or (
+            self.data is not None and here == os.path.realpath(self.data)
+        )
+
+
+def sketched(columns: Any, trained: Trained | None) -> dict[str, Any]:
+    """Return what a checkpoint keeps of the data that it is trained on, and was `trained` before; see Trained.
+
+    The sketch is the smallest digests of the images, as if some were drawn by their content.
+    """
+    if not isinstance(columns, Part):
+        return {}
+    digests = columns.digest
+    least = np.zeros(0, np.uint64)
+    for first in range(0, len(digests), copies.PIECE):
+        piece = digests[first : first + copies.PIECE]
+        least = np.unique(np.concatenate([least, piece]))[:SKETCH]
+    rule = trained.rule if trained else RULE
+    return {"share_rule": rule, "sketch": [int(digest) for digest in least]}
+
+
+def groups(columns: Images, pattern: str | None) -> list[bytes]:
+    """Return the name of the group of each image, which is its own where it has none.
+
+    `pattern` is --val-group. Raises UserError where it is wrong, or no image is in a group.
+    """
+    names = [columns.entry(sample) for sample in range(len(columns))]
+    if pattern is None:
+        return names
+    try:
+        # below its class a folder is a group, in all classes the same
+        search = re.compile(r"[^/]*/(.+)/" if pattern == "folder" else pattern).search
+    except re.error as error:
+        raise UserError(
+            f"--val-group {pattern}: no regular expression: {error}"
+        ) from None
+    found = [search(os.fsdecode(name)) for name in names]
+    if not any(match and match.groups() and match[1] for match in found):
+        example = printable(names[0])
+        raise UserError(
+            f"--val-group {pattern}: no image is in a group, for example '{example}'; folder = the one that an "
+            "image lies in, below its class, or a regular expression whose first ( ) is the group's name"
+        )
+    return [
+        os.fsencode(match[1]) if match and match[1] else name
+        for match, name in zip(found, names, strict=True)
+    ]
+
+
+def joined(names: list[bytes], same: Array) -> list[bytes]:
+    """Return the names of groups, of which those that have `same` (COPY [k]) images are one: the first of them."""
+    instead: dict[bytes, bytes] = {}
+
+    def first(name: bytes) -> bytes:
+        while name in instead:
+            name = instead[name]
+        return name
+
+    rows = zip(same["group"].tolist(), same["sample"].tolist(), strict=True)
+    for _, members in groupby(rows, itemgetter(0)):
+        ends = {first(names[sample]) for _, sample in members}
+        for other in ends - {min(ends)}:
+            instead[other] = min(ends)
+    return [first(name) for name in names]
+
+
+def validates(names: Sequence[bytes], share: float, seed: int) -> Array:
     """Return bool [n]: whether a file validates, by its name below the data, `share` and `seed` alone."""
     key = seed.to_bytes(16, "little")
     drawn = [hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names]
@@ -114,14 +224,32 @@ def validates(names: list[bytes], share: float, seed: int) -> Array:
 
 
 def parted(
-    whole: Split, share: float, seed: int
-) -> tuple[dict[str, Split], str, list[str]]:
-    """Return {"train": ..., "val": ...}, a line that tells the counts, and what may be a mistake.
+    whole: Split,
+    share: float,
+    seed: int,
+    group: str | None = None,
+    trained: Trained | None = None,
+) -> tuple[dict[str, Split], list[str], list[str]]:
+    """Return {"train": ..., "val": ...}, lines that tell the counts, and what may be a mistake.
 
-    Raises UserError where one of the two has no image.
+    Copies, and images of a `group` (--val-group), are on one side; the share of a checkpoint that was `trained`
+    before stays as it was. Raises UserError where one of the two has no image, and OtherData.
     """
     columns: Any = whole.columns
-    names = [columns.entry(sample) for sample in range(len(columns))]
+    names = groups(columns, group)
+    told = []
+    if group is not None:
+        told.append(
+            f"--val-group {group}: {counted(len(set(names)), 'group')}, and none is parted"
+        )
+    if trained is None or trained.rule >= RULE:
+        same = copies.found([whole])
+        names = joined(names, same)
+        if len(same):
+            alike = counted(len(same), "image")
+            told.append(
+                f"--val-share {share:g}: {alike} have copies, which are on one side together"
+            )
     of_val = validates(names, share, seed)
     splits = {}
     counts = {}
@@ -134,6 +262,12 @@ def parted(
         source = Folder(part, whole.source.read_delay_s)
         splits[name] = replace(whole, columns=part, source=source)
         counts[name] = np.bincount(part.label, minlength=len(columns.classes))
+    if (
+        trained is not None
+        and trained.own
+        and not trained.is_of(columns, splits["train"])
+    ):
+        raise OtherData(f"--val-share {share:g} is of the checkpoint's own data")
     train, val = counts["train"], counts["val"]
     shown = [printable(os.fsencode(name)) for name in columns.classes]
     details = ", ".join(
@@ -142,7 +276,9 @@ def parted(
     if len(shown) > SHOWN:
         shares = val / (train + val)
         details = f"of a class {shares.min():.1%} to {shares.max():.1%}"
-    told = f"--val-share {share:g}: {counted(train.sum(), 'image')} to train, {val.sum():,} to validate ({details})"
+    told.append(
+        f"--val-share {share:g}: {counted(train.sum(), 'image')} to train, {val.sum():,} to validate ({details})"
+    )
     mistakes = []
     for split, of_class in counts.items():
         empty = [shown[place] for place in np.flatnonzero(of_class == 0)]

@@ -562,6 +562,20 @@ class Resume:
         """Return the step of the checkpoint, 0 where --resume auto has found none; None for a fresh run."""
         return self.progress.step if self.content or self.auto else None
 
+    def of_data(self, world: ProcessWorld) -> dict[str, Any]:
+        """Return what the checkpoint says of its data on all ranks, without tensors; {} where there is none.
+
+        Raises UserError where rank 0 cannot read it.
+        """
+
+        def read_first() -> dict[str, Any]:
+            if self.path is not None and not self.content:
+                self.content = read(self.path)
+            light = ("config", "manifest", "share_rule", "sketch")
+            return {name: self.content[name] for name in light if name in self.content}
+
+        return world.first(read_first)
+
     def fits(
         self,
         *,

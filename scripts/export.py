@@ -144,13 +144,16 @@ def opened(start: Start, kind: TaskKind, named: Path | None) -> Split:
     if data.data is None:
         raise UserError("there is no data to check the file on: --images FOLDER")
     try:
-        return open_splits(
-            data,
-            content=kind.content(start.config),
-            loader="auto",
-            evaluate=True,
-            console=Console(enabled=False),
-        )["val"]
+        _, splits = start.on_its_data(
+            lambda config: open_splits(
+                config.data,
+                content=kind.content(config),
+                loader="auto",
+                evaluate=True,
+                console=Console(enabled=False),
+            )
+        )
+        return splits["val"]
     except UserError as error:  # moved since then, mostly
         raise UserError(f"{error}; or check the file on --images FOLDER") from None
 

@@ -152,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--val-share", type=float, help="as of training: this share goes to val"
     )
+    parser.add_argument("--val-group", help="as of training")
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")

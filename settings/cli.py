@@ -46,7 +46,10 @@ POSITIONAL = "positional"
 
 
 class Settings(BaseModel):
-    """Settings are frozen and keyword-only, and refuse unknown keys, and URLs where none is expected."""
+    """Settings are frozen and keyword-only, and refuse unknown keys, and URLs where none is expected.
+
+    Of one that may be without a value, `none` says so, on a command line and in a preset.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -56,11 +59,21 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _on_this_machine(cls, value: Any, info: ValidationInfo) -> Any:
-        if OR_URL not in cls.model_fields[str(info.field_name)].metadata:
+        field = cls.model_fields[str(info.field_name)]
+        if _is_none(value, field):
+            return None
+        if OR_URL not in field.metadata:
             for each in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(each, str | Path):
                     local_path(each)
         return value
+
+
+def _is_none(value: Any, field: FieldInfo) -> bool:
+    """Whether a value is the word `none`, of a setting that may be without one."""
+    word = value[0] if isinstance(value, list) and len(value) == 1 else value
+    optional = NoneType in _kinds(field.annotation)
+    return optional and isinstance(word, str) and word.casefold() == "none"
 
 
 def _text(place: Any) -> Any:
@@ -143,8 +156,11 @@ def flag_words(
             remedy = "give one, or leave the flag out"
             # an empty path would be the current folder
             raise UserError(f"flags: --{flag} got an empty value; {remedy}")
-        if value == "None" and NoneType in _kinds(fields[name].annotation):
+        if _is_none(value, fields[name]):
             words[name] = None
+        elif (members := _members(fields[name])) and len(value) != members:
+            flag = name.replace("_", "-")
+            raise UserError(f"flags: --{flag}: expected {members} arguments")
     return words
 
 
@@ -191,16 +207,25 @@ def _add(
     kinds = _kinds(info.annotation)
     shape: dict[str, Any] = {
         "help": text.replace("%", "%%"),
-        "metavar": "|".join(filter(None, map(_metavar, kinds))),
+        "metavar": "|".join(map(_metavar, kinds)),
     }
     if bool in kinds:
         shape |= {"nargs": "?", "const": "true"}
-    for kind in kinds:
-        if get_origin(kind) is tuple:
-            members = get_args(kind)
-            shape["nargs"] = "*" if Ellipsis in members else len(members)
+    if members := _members(info):
+        # of an optional one `none` stands for all members
+        shape["nargs"] = "+" if NoneType in kinds else members
+    elif any(get_origin(kind) is tuple for kind in kinds):
+        shape["nargs"] = "*"
     by_place = POSITIONAL in info.metadata
     section.add_argument(name if by_place else f"--{name.replace('_', '-')}", **shape)
+
+
+def _members(info: FieldInfo) -> int:
+    """Return how many values a setting takes together; 0: one, or any number."""
+    tuples = [
+        get_args(kind) for kind in _kinds(info.annotation) if get_origin(kind) is tuple
+    ]
+    return sum(len(members) for members in tuples if Ellipsis not in members)
 
 
 def _kinds(annotation: Any) -> list[Any]:
@@ -213,12 +238,12 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 def _metavar(kind: Any) -> str:
-    """Return how help writes a value of this type; "" for no value."""
+    """Return how help writes a value of this type."""
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
         return "|".join(map(_metavar, _kinds(get_args(kind)[0])))
-    names = {bool: "true|false", str: "TEXT", NoneType: ""}
+    names = {bool: "true|false", str: "TEXT", NoneType: "none"}
     return names.get(kind, str(getattr(kind, "__name__", kind)).upper())
 
 

@@ -165,7 +165,7 @@ def flags_of(
 
 def preset_of(words: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the preset says that --config names, by the names of settings. Raises UserError."""
-    if "config" not in words:
+    if words.get("config") is None:
         return {}
     try:
         preset = read_preset(local_path(words["config"]))

@@ -22,21 +22,33 @@ class Data(Settings):
     val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
     layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards it may be a
     URL: s3://, https://. Not needed with --loader synthetic."""
-    source: str = setting("auto", resume="located", evaluation="free")
+    source: str = setting("auto", resume="located", evaluation="free", of_data=True)
     """What the images of --data lie in: {sources}; auto = what is found there."""
     exif: Literal["stored", "shown"] = setting("stored", tasks=STILLS, resume="scanned")
     """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
     them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
     val_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = setting(
-        None, tasks=CLASSIFIERS, changes_rate=False, resume="scanned"
+        None, tasks=CLASSIFIERS, changes_rate=False, resume="scanned", of_data=True
     )
     """Share of the images of a --data that has class folders, and neither train/ nor val/, that validates: a
-    file does by its name alone, so that a new file moves no other."""
+    file does by its name alone, so that a new file moves no other. Copies of an image are on one side."""
     val_seed: Annotated[int, Field(ge=0)] = setting(
-        0, tasks=CLASSIFIERS, changes_rate=False, resume="scanned"
+        0, tasks=CLASSIFIERS, changes_rate=False, resume="scanned", of_data=True
     )
     """Seed of --val-share: with another one other files validate."""
-    multi_label: bool = setting(False, tasks=LABELLED_IMAGES, resume="scanned")
+    val_group: str | None = setting(
+        None,
+        tasks=CLASSIFIERS,
+        needs=("val_share",),
+        changes_rate=False,
+        resume="scanned",
+        of_data=True,
+    )
+    """Images that --val-share leaves on one side, such as those of a patient or a scene: folder = of one
+    folder below the class, or a regular expression whose first ( ) in a file's path is the group's name."""
+    multi_label: bool = setting(
+        False, tasks=LABELLED_IMAGES, resume="scanned", of_data=True
+    )
     """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
     loss is that of --loss bce, and the figure is mAP."""
     trust_list: bool = setting(
@@ -47,11 +59,13 @@ class Data(Settings):
     order: Literal["shuffled", "sequential"] = setting("shuffled", evaluation="free")
     """Order of the training samples: another one each epoch, or that of the list, or of the sorted paths."""
     lmdb_label: Literal["prefix"] | None = setting(
-        None, tasks=AUGMENTED, resume="scanned"
+        None, tasks=AUGMENTED, resume="scanned", of_data=True
     )
     """Labels of the images in an LMDB: prefix = what comes before the first / of a key. Default: those of the
     list that scripts.pack wrote into it, else prefix."""
-    label_key: str | None = setting(None, tasks=AUGMENTED, resume="scanned")
+    label_key: str | None = setting(
+        None, tasks=AUGMENTED, resume="scanned", of_data=True
+    )
     """Labels of the images in tar shards: the value of this key in the .json of a sample, in place of .cls.
     Of Arrow files the column of the labels, where it is no single ClassLabel."""
     manifest_dir: Path | None = setting(

@@ -55,6 +55,8 @@ class Facts:
     own: its own, such as a path
     first: rank 0's
     """
+    of_data: bool = False
+    """It says what --data is, or what of it validates: a checkpoint's holds for its own data alone."""
     recipe: bool = True
     """It is part of how a network is trained; False: of what one run reads, writes or measures."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from contracts import Array, Split, UserError
 from dataset.model_classes import ModelClasses
 from dataset.open import Console, Content, open_splits
+from dataset.val_split import Trained
 from loaders.images.transforms import Transform
 from models import Native
 from plan import order
@@ -37,6 +38,7 @@ def opened(
     content: Content,
     console: Console,
     model: ModelClasses | None = None,
+    trained: Trained | None = None,
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}. Raises UserError."""
     return open_splits(
@@ -48,6 +50,7 @@ def opened(
         evaluate=config.run.evaluate,
         validates=config.run.val_every > 0,
         model=model,
+        trained=trained,
         console=console,
     )
 

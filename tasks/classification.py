@@ -27,6 +27,7 @@ from contracts import (
 )
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
+from dataset.val_split import Trained
 from models import Native, Registry
 from models import classification as architectures
 from plan.epoch import exif_of
@@ -395,8 +396,9 @@ class ClassificationKind(TaskKind):
         loader: str,
         console: Console,
         model: ModelClasses | None = None,
+        trained: Trained | None = None,
     ) -> dict[str, Split]:
-        return opened(config, loader, self.content(config), console, model)
+        return opened(config, loader, self.content(config), console, model, trained)
 
     def plans(
         self, config: Config, splits: Splits, native: Native, **ranks: int

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from contracts import Pixels, UserError, counted
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
+from dataset.val_split import Trained
 from models import Native, Registry, Unusable
 from models._weights import dry_run, suiting
 from models.frozen import freeze
@@ -26,6 +27,7 @@ from settings.preset import shown
 from system import torch_files
 from tasks.kind import TaskKind
 
+Opened = TypeVar("Opened")
 LocalFile = Callable[[str | None], AbstractContextManager[str | None]]
 """Name of a file -> the name under which this rank can read it."""
 TAKEN = {
@@ -53,6 +55,10 @@ class Start:
     trained: tuple[str, ...]
     # the `checkpoint` that is used, and which weights it is `of`; {}: there is none
     used: Mapping[str, str] = field(default_factory=dict)
+    # the same settings without those of the checkpoint's own data; None: it has none
+    elsewhere: Config | None = None
+    # names of the settings that the user has given
+    given: Collection[str] = ()
 
     @classmethod
     def of(
@@ -79,7 +85,14 @@ class Start:
                 origin=f"--weights {weights}",
                 trained=(),
             )
+        asked = config.flat()
         config, told = _evaluated(checkpoint, config, given, origin)
+        of_data = {
+            name: asked[name]
+            for name, value in config.flat().items()
+            if schema.FACTS[name].of_data and value != asked[name]
+        }
+        elsewhere = schema.build(config.flat() | of_data) if of_data else None
         averaged = torch_files.meant(checkpoint) == torch_files.AVERAGE
         return cls(
             config=config,
@@ -88,7 +101,38 @@ class Start:
             origin=origin,
             trained=tuple(checkpoint["classes"]),
             used={"checkpoint": str(path), "of": "average" if averaged else "network"},
+            elsewhere=elsewhere,
+            given=given,
         )
+
+    def trained_on(self, content: Mapping[str, Any]) -> Trained | None:
+        """Return what the content of a checkpoint says of its data, whose --val-share is for them alone where
+        the user has not given it. None where there is none."""
+        own = bool(self.trained) and "val_share" not in self.given
+        return Trained.of(content, own=own) if content else None
+
+    def on_its_data(self, opened: Callable[[Config], Opened]) -> tuple[Start, Opened]:
+        """Return what `opened` makes of the settings, and with which it did: of other data than a checkpoint's own
+        these are `elsewhere`. Raises UserError."""
+        try:
+            return self, opened(self.config)
+        except UserError as error:
+            if self.elsewhere is None:
+                raise
+            own = error
+        try:
+            found = opened(self.elsewhere)
+        except UserError as error:
+            raise (error if "data" in self.given else own) from None
+        before, now = self.config.flat(), self.elsewhere.flat()
+        flags = ", ".join(
+            f"--{name.replace('_', '-')} {_shown(before[name])}"
+            for name in now
+            if before[name] != now[name]
+        )
+        line = f"{self.origin}: left out on --data {now['data']}, which is not what it was trained on: {flags}"
+        told = [*self.told, f"{line}; give them to have them here, too"]
+        return replace(self, config=self.elsewhere, told=told), found
 
     @property
     def of_average(self) -> bool:

@@ -82,7 +82,8 @@ class TaskKind(ABC):
     ) -> dict[str, Split]:
         """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError.
 
-        `model`: to evaluate a network with these classes, which the columns then have.
+        `model`: to evaluate a network with these classes, which the columns then have. A task that reads
+        --val-share is also given `trained`, a dataset.val_split.Trained, of a checkpoint that has one.
         """
 
     @abstractmethod

@@ -29,12 +29,13 @@ from contracts import (
     counted,
 )
 from dataset.model_classes import ModelClasses
-from dataset.open import Console, Content, cache_folder
-from dataset.pairs.columns import Pairs, split_of, synthetic
+from dataset.open import Console, Content, cache_folder, tell_of_copies
+from dataset.pairs.columns import Pairs, source_of, split_of, synthetic
 from dataset.pairs.layouts import HOLDS
 from dataset.pairs.scan import open_pairs
 from dataset.stores.bucket import local
 from dataset.synthetic import NoBytes
+from dataset.val_split import Part
 from models import Native, Registry
 from models import superres as architectures
 from models.superres import ARCHITECTURES, enlarged, luma
@@ -340,6 +341,7 @@ class SuperresKind(TaskKind):
             console.info(
                 f"{name}: {counted(len(columns.images), 'image')}, the small ones are {how} the large ones"
             )
+        tell_of_copies({name: _large(split) for name, split in found.items()}, console)
         (there, *_) = found.values()
         return {name: found.get(name, there) for name in STAND_INS}
 
@@ -440,6 +442,16 @@ def _plan(
     """Return the plan of training, or of validation, whose batches are single images of any size."""
     size = batch_size if training else 1
     return PatchPlan(columns, policy, batch_size=size, training=training, **how)
+
+
+def _large(split: Split) -> Split:
+    """Return the large images of pairs, each once."""
+    pairs = split.columns
+    source: Any = split.source
+    return Split(
+        columns=Part.of(pairs.high, pairs.images),
+        source=source_of(source.source, pairs.images),
+    )
 
 
 KIND = SuperresKind()

@@ -12,6 +12,7 @@ import torch
 from contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, World
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
+from dataset.val_split import Trained
 from dataset.videos.columns import Videos
 from models import Native, Registry
 from models import video as architectures
@@ -142,9 +143,10 @@ class VideoKind(ClassificationKind):
         loader: str,
         console: Console,
         model: ModelClasses | None = None,
+        trained: Trained | None = None,
     ) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
-        splits = super().splits(config, loader, console, model)
+        splits = super().splits(config, loader, console, model, trained)
         clips = config.clips
         span = (clips.clip_frames - 1) * clips.clip_stride
         only = {"val": splits["val"]} if splits["train"] is splits["val"] else splits

@@ -29,9 +29,11 @@ class Header(NamedTuple):
     # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes
     # between its segments
     whole: bool = True
+    # of the bytes that were read for all this: copies have the same
+    digest: int = 0
 
 
-_CODES = ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?")
+_CODES = ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "u8")
 HEADER = np.dtype(list(zip(Header._fields, _CODES, strict=True)))
 COLUMNS: dict[str, np.dtype[Any]] = {
     "path_bytes": np.dtype("u1"),  # relative paths, one after the other
@@ -105,6 +107,7 @@ class Pictures(Manifest):
     orientation: Array
     rgb: Array
     whole: Array
+    digest: Array
     # uint8 [n], see `as_shown`; None: images are taken as they are stored
     exif: Array | None = None
 
@@ -113,7 +116,7 @@ class Pictures(Manifest):
 class Images(Pictures):
     """n images with a label, in the order of their path's bytes."""
 
-    VERSION: ClassVar[str] = "images 8"
+    VERSION: ClassVar[str] = "images 9"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
     FINGERPRINT: ClassVar[tuple[str, ...]] = (
         "path_bytes",
@@ -153,5 +156,5 @@ class Unread(Images):
     Until then all numbers of a header are 0, its height too, which is written last.
     """
 
-    VERSION: ClassVar[str] = "unread images 3"
+    VERSION: ClassVar[str] = "unread images 4"
     FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "label")

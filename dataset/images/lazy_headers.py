@@ -8,6 +8,7 @@ Must not know orders or windows: it is told sample ids.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -43,10 +44,17 @@ def readers(asked: int) -> int:
 
 def checked_header(entries: Entries, max_pixels: int, name: bytes) -> Header:
     """Return the header of an entry. Raises Rejected, and OSError where the storage fails."""
+    digest = hashlib.blake2b(digest_size=8)
     with entries.opened(name) as (size, read_at):
-        header = headers.read_header(size, read_at)
+
+        def digested(offset: int, length: int) -> bytes:
+            data = read_at(offset, length)
+            digest.update(data)
+            return data
+
+        header = headers.read_header(size, digested)
     require_few(header.width, header.height, max_pixels)
-    return header
+    return header._replace(digest=int.from_bytes(digest.digest(), "little"))
 
 
 class Headers:

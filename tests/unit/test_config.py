@@ -70,6 +70,7 @@ def test_micro_batches_of_a_global_batch(
 
 CHANGED = {
     "reader": "--loader dali-gpu --reader opencv",
+    "val_group": "--val-group folder",
     "decode_threads": "--loader dali-gpu --decode-threads 3",
     "transforms": "--loader dali-gpu --transforms a.b:c",
     "transforms_on": "--loader dali-gpu --transforms-on region",
@@ -101,7 +102,7 @@ def test_a_flag_that_another_one_makes_idle(name: str, tmp_path: Path) -> None:
     flag, needs = (f"--{word.replace('_', '-')}" for word in (name, other))
     with pytest.raises(UserError, match=f"^{flag} is for {needs}.*and this is {needs}"):
         parse(words)
-    enough = [needs, *(values[:1] or ["0.5" if other == "ema" else "1"])]
+    enough = [needs, *(values[:1] or ["0.5" if other in ("ema", "val_share") else "1"])]
     own = words[words.index(flag) :]
     with_it = parse([*enough, *own]).flat()
     assert with_it[name] != Config().flat()[name]
@@ -224,6 +225,33 @@ def test_aliases_are_not_written_out(key: str, tmp_path: Path) -> None:
     for level in range(16):
         value = nest.replace("N", f"&a{level} {value}", 1).replace("N", f"*a{level}")
     assert "..." in mistake(["--config", preset(tmp_path, f"{key}: {value}\n")])
+
+
+OPTIONAL = [
+    name
+    for cls in GROUPS.values()
+    for name, info in cls.model_fields.items()
+    if info.default is None
+]
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_every_optional_setting_takes_none(name: str, tmp_path: Path) -> None:
+    """It takes back what a preset, or a checkpoint, has set; in a preset the word is the same."""
+    flag = f"--{name.replace('_', '-')}"
+    for words in ([flag, "none"], [f"{flag}=None"], [flag, "NONE", "--seed", "1"]):
+        assert parse(words).flat()[name] is None
+        assert name in config.given(words)
+    if name != "config":
+        path = preset(tmp_path, f"{name}: none\n")
+        assert parse(["--config", path]).flat()[name] is None
+
+
+def test_none_is_a_word_of_settings_that_have_a_value_without_it() -> None:
+    assert parse(["--tta", "none", "--predict", "a"]).run.tta == "none"
+    assert parse(["--auto-augment", "none"]).augmentation.auto_augment == "none"
+    assert "--epochs got 'none'" in mistake(["--epochs", "none"])
+    assert "--mean: expected 3 arguments" in mistake(["--mean", "0.1", "0.2"])
 
 
 PLACES = [

@@ -13,6 +13,7 @@ import pytest
 
 from scripts import export
 from settings.config import parse
+from tasks.initial_state import Start
 from tests.unit.folders import refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +75,8 @@ def test_what_a_script_lacks_is_said_in_a_line(
 def test_an_export_whose_data_was_moved_says_what_else_it_is_checked_on(
     flags: str,
 ) -> None:
-    start: Any = SimpleNamespace(config=parse(f"--data gone {flags}".split()))
+    config = parse(f"--data gone {flags}".split())
+    start = Start.of(config, (), {}, path=None, origin="")
     kind: Any = SimpleNamespace(content=lambda config: "images")
     said = refused(lambda: export.opened(start, kind, None))
     assert said.startswith("--data gone: no such folder") and "--images FOLDER" in said

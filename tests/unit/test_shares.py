@@ -21,7 +21,12 @@ from tests.unit.test_splits import Console
 
 def photos(root: Path, count: int = 9) -> Path:
     names = [f"{c}/{c}{i:03}.jpg" for c in ("ant", "bee") for i in range(count)]
-    return fill(root, dict.fromkeys(names, JPEG))
+    return fill(root, unlike(names))
+
+
+def unlike(names: list[str]) -> dict[str, bytes]:
+    """Images of the same size in bytes whose bytes are each its own."""
+    return {name: JPEG + b"%09d" % at for at, name in enumerate(names)}
 
 
 def opened(
@@ -49,7 +54,8 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
         said[-1],
     )
     assert match and [len(train), len(val)] == [int(match[1]), int(match[2])]
-    fill(root, {"ant/new.jpg": JPEG, "cat/one.jpg": JPEG, "a\nb/one.jpg": JPEG})
+    new = unlike([*"x" * 200, "ant/new.jpg", "cat/one.jpg", "a\nb/one.jpg"])
+    fill(root, {name: new[name] for name in [*new][1:]})
     after, said, _ = opened(root, 0.2)
     assert train <= after["train"] and val <= after["val"]
     assert any(re.search("no image in (train|val) of class cat", line) for line in said)
@@ -94,7 +100,7 @@ def test_what_one_scan_left_out_is_listed_once(tmp_path: Path) -> None:
 def test_classes_that_look_alike_are_one_warning(tmp_path: Path) -> None:
     names = ["Gr\u00fcn", "Gru\u0308n", "Junco", "junco", "gecko", "gecko ", "ant"]
     files = [f"{name}/{name}{i}.jpg" for name in names for i in range(9)]
-    root = fill(tmp_path / "photos", dict.fromkeys(files, JPEG))
+    root = fill(tmp_path / "photos", unlike(files))
     _, said, _ = opened(root, 0.3)
     (line,) = [line for line in said if "look alike" in line]
     for both in (
@@ -122,7 +128,7 @@ def test_folders_named_as_splits_are_no_classes(
     names: str, share: float | None, said: str, tmp_path: Path
 ) -> None:
     files = [f"{name}/ant/{i}.jpg" for name in names.split() for i in range(9)]
-    root = fill(tmp_path / "photos", dict.fromkeys(files, JPEG))
+    root = fill(tmp_path / "photos", unlike(files))
     told = "" if said == "^$" else refused(lambda: opened(root, share))
     assert re.search(said, told)
     if not told:
@@ -131,7 +137,9 @@ def test_folders_named_as_splits_are_no_classes(
 
 def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos", 60)
-    fill(root, {f"class {number}/one.jpg": JPEG for number in range(30)})
+    fill(
+        root, {f"class {number}/one.jpg": JPEG + b"%d" % number for number in range(30)}
+    )
     _, said, _ = opened(root, 0.2)
     lines = [line for line in said if "no image in val" in line]
     assert len(lines) == 1

@@ -98,9 +98,13 @@ def names(split: Split) -> list[str]:
     ]
 
 
+THREE = ("ant/0.jpg", "ant/1.jpg", "bee/0.jpg")
+
+
 def test_folders_of_images(data: Path) -> None:
     for split in ("train", "val"):
-        fill(data / split, dict.fromkeys(("ant/0.jpg", "ant/1.jpg", "bee/0.jpg"), JPEG))
+        own = {name: JPEG + (split + name).encode() for name in THREE}
+        fill(data / split, own)
     fill(data, {"val/bee/text.jpg": b"no image"})
     console = Console()
     splits = opened(data, videos=False, console=console)
@@ -249,7 +253,8 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
             (data / f"{split}.csv").write_text(train)
         console = Console()
         opened(data, videos=True, console=console)
-        assert console.warnings == ([said] if said else [])
+        told = [line for line in console.warnings if "are copies of" not in line]
+        assert told == ([said] if said else [])
     console = Console()
     opened(data, videos=True, order="sequential", console=console)
     assert "the 2 samples are sorted by label" in " ".join(console.warnings)
