@@ -256,7 +256,8 @@ def test_best_is_of_the_network_or_of_its_average(
 
 @pytest.mark.parametrize("larger_is_better", [True, False])
 def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -> None:
-    figures = (0.5, 0.25, 0.75, 0.125, 0.75)  # of equals the earlier one is better
+    # of equals, the largest or the smallest, the earlier one is better
+    figures = (0.5, 0.125, 0.75, 0.125, 0.75)
     toy = Toy(tmp_path, len(figures), *figures)
     toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
     toy.training.checkpoints.keep_best = 2
@@ -273,6 +274,13 @@ def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -
     for epoch, figure in best:
         name = f"ap-{figure:.5f}-step-{STEPS * epoch:09}.pt"
         assert toy.kept(name)[0] == STEPS * epoch, "the weights that were validated"
+    # best in epoch 3 of 5, or in epoch 2
+    best_epoch = 3 if larger_is_better else 2
+    weight, progress = toy.kept("best.pt")
+    assert (weight, progress["best_epoch"]) == (STEPS * best_epoch, best_epoch - 1)
+    assert toy.training.progress.stale == len(figures) - best_epoch
+    calls = toy.report.validated.call_args_list
+    assert [call.kwargs["epoch"] for call in calls] == [0, 1, 2, 3, 4]
 
 
 def test_a_full_disk_takes_last_pt_before_the_best_validations(
