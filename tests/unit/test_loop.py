@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -393,6 +394,22 @@ def test_a_network_whose_output_is_no_number_is_not_the_best(tmp_path: Path) -> 
     assert toy.kept("best.pt")[0] == STEPS and toy.training.progress.best == 0.25
     said = toy.report.warn.call_args.args[0]
     assert "no number for 3 of 8 samples" in said and "does not become best.pt" in said
+
+
+@pytest.mark.parametrize("larger_is_better", [True, False])
+def test_a_validation_without_a_figure_is_not_the_best(
+    larger_is_better: bool, tmp_path: Path
+) -> None:
+    """Nor is it a reason to stop. The first one that has a figure is the best, whatever it is."""
+    toy = Toy(tmp_path, 3, math.nan, math.nan, 0.0)
+    toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
+    toy.at = {3 * STEPS: lambda: kept.append((tmp_path / "best.pt").exists())}
+    kept: list[bool] = []
+    assert toy.training.fit()
+    assert kept == [False] and toy.kept("best.pt")[0] == 3 * STEPS
+    said = [call.args[0] for call in toy.report.warn.call_args_list]
+    assert sum(line.startswith("val: there is no ap") for line in said) == 1
+    assert (toy.training.progress.best, toy.training.progress.stale) == (0.0, 0)
 
 
 def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
