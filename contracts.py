@@ -513,7 +513,10 @@ class Metric(Protocol):
         """Add one batch. Reads nothing back from the device."""
 
     def result(self, world: World) -> dict[str, Any] | Pending:
-        """Sum over the ranks and return the figures by name, on every rank; Pending where that is slow."""
+        """Sum over the ranks and return the figures by name, on every rank; Pending where that is slow.
+
+        A figure of nothing, such as the precision of a class without a sample, is nan or left out, and never 0.
+        """
 
 
 class Task(Protocol):

@@ -154,7 +154,7 @@ def predict(
             console.info(
                 f"predicted {counted(len(found.names), 'file')} in {took:.1f} s{without}"
             )
-            console.info(*(f"{path}" for path in written))
+            console.info(*answers.get("notes", ()), *(f"{path}" for path in written))
             line = fonts.unseen(classes.names) if classes else None
             if line and output / "drawn" in written:
                 console.warn(line)

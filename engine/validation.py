@@ -24,6 +24,10 @@ KEPT = (
     "val: the network keeps a tensor that it made in a validation, over which a graph would write: steps are "
     "launched kernel by kernel from now on; --graphs false"
 )
+NO_FIGURE = (
+    "val: there is no {}: no sample of the validation data has a label, or an object, that it counts; such a "
+    "validation does not pick best.pt"
+)
 OF = tuple(torch_files.BEST_OF)
 """Names of a validation's passes, in their order: of the network, then of its average (--ema)."""
 
@@ -70,6 +74,7 @@ class Validation:
     not_finite: int = field(default=0, init=False)
     _unsettled: _Unsettled | None = field(default=None, init=False)
     _notes_are_said: bool = field(default=False, init=False)
+    _lack_is_said: bool = field(default=False, init=False)
 
     @property
     def possible(self) -> bool:
@@ -222,6 +227,10 @@ class Validation:
                 self.report.info(
                     f"best.pt is of this epoch, by the figures of the {OF[best]}"
                 )
+        elif np.isnan(self._figure(results[0])):
+            if not self._lack_is_said:
+                self.report.warn(NO_FIGURE.format(self.best.title or self.best.name))
+            self._lack_is_said = True
         elif settled.picks_best:
             progress.stale += 1
         if (
@@ -245,7 +254,8 @@ class Validation:
         for place, result in enumerate(results):
             own = self._figure(result)
             is_better = own > figure if self.best.larger_is_better else own < figure
-            if not _not_finite(result) and (is_better or np.isneginf(figure)):
+            is_better |= np.isneginf(figure) and not np.isnan(own)
+            if not _not_finite(result) and is_better:
                 best = place
                 figure = own
         return best
@@ -265,13 +275,8 @@ class Validation:
         return count
 
     def _figure(self, result: dict[str, Any]) -> float:
-        """Return the figure that picks best.pt; nan is an AP where there is nothing to find."""
-        best = self.best
-        return float(
-            np.nan_to_num(
-                result[best.name], nan=-np.inf if best.larger_is_better else np.inf
-            )
-        )
+        """Return the figure that picks best.pt; nan is none, as an AP where there is nothing to find."""
+        return float(result[self.best.name])
 
     @contextmanager
     def cancelled_on_error(self) -> Iterator[None]:

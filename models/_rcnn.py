@@ -21,7 +21,6 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import keypointrcnn_loss, maskrcnn_loss
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import roi_align
-from torchvision.ops.poolers import _setup_scales
 
 from models._nms import survivors
 from models._ssd import chunks, encode, iou, on_device
@@ -452,10 +451,6 @@ def pooled(
             features, [boxes[image == place] for place in range(len(sizes))], sizes
         )
     maps = [one for name, one in features.items() if name in pool.featmap_names]
-    if pool.scales is None or pool.map_levels is None:
-        pool.scales, pool.map_levels = _setup_scales(
-            maps, sizes, pool.canonical_scale, pool.canonical_level
-        )
     levels = pool.map_levels([boxes]).masked_fill(~filled, -1)
     owner = image.to(boxes.dtype)[:, None]
     parts: list[torch.Tensor] = []

@@ -81,12 +81,12 @@ class Weights:
         return state, notes
 
 
-def dry_run(module: nn.Module, shape: tuple[int, ...]) -> None:
-    """Run a training pass of shapes alone, on the meta device: nothing is computed and the module stays as it
-    is."""
+def dry_run(module: nn.Module, shape: tuple[int, ...]) -> Any:
+    """Return the outputs of a training pass of shapes alone, on the meta device: nothing is computed and the module
+    stays as it is."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     with torch.no_grad():
-        torch.func.functional_call(
+        return torch.func.functional_call(
             module,
             {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors},
             (torch.empty(shape, device="meta"),),

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torchvision
@@ -18,7 +18,9 @@ from torch import nn
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
+from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.misc import FrozenBatchNorm2d
+from torchvision.ops.poolers import _setup_scales
 
 from models import Loaded, Native, Unusable, _rcnn, _ssd
 from models._anchors import Anchors
@@ -73,6 +75,8 @@ HEADS = (
     "head.classification_head.",
 )
 """Parameters whose shape depends on the classes, or on the keypoints, are here."""
+STRIDE = 32
+"""The sides of an image's canvas are the next multiples of this, as in torchvision's transform and plan.boxes."""
 IN_FP32 = ("rpn.head", "roi_heads.box_predictor", "head")
 """Modules that run in fp32: their outputs become pixels, and fp16 has no fractions of a pixel beyond 1024,
 bf16 none beyond 128."""
@@ -114,6 +118,11 @@ class Detector(nn.Module):
     ) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
         """Return in training the losses by name, scalars; else what is detected, a dict an image.
 
+        What is detected in an image does not depend on the others: it is run on a canvas of its own, as in a batch
+        of one, beside images that have the same canvas. On a larger one GroupNorm in a head (FCOS, RetinaNet v2)
+        has other statistics, anchors another distance, convolutions no edge, and padding takes part in choosing
+        candidates.
+
         `images` [B, 3, H, W], resized, normalised and padded; `sizes` the height and width of each without
         its padding. Targets and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels
         int64 [N]; for an SSD targets may be one dict of boxes [B, N, 4] and labels [B, N], above 0 where there
@@ -124,18 +133,51 @@ class Detector(nn.Module):
         """
         (stock,) = self._stock
         stock.training = self.training
+        if self.training:
+            return self._losses(images, sizes, targets)
+        if torch.jit.is_tracing():  # an export, of one image, whose size is no number
+            return self._detections(images, sizes)
+        canvases: dict[tuple[int, int], list[int]] = {}
+        for place, (height, width) in enumerate(sizes):
+            own = -(-height // STRIDE) * STRIDE, -(-width // STRIDE) * STRIDE
+            canvases.setdefault(own, []).append(place)
+        found: dict[int, dict[str, torch.Tensor]] = {}
+        for (height, width), places in canvases.items():
+            alike = images
+            if len(canvases) > 1:
+                alike = torch.stack([images[place] for place in places])
+            answers = self._detections(
+                alike[:, :, :height, :width], [sizes[place] for place in places]
+            )
+            found |= zip(places, answers, strict=True)
+        return [found[place] for place in range(len(sizes))]
+
+    def _losses(
+        self, images: torch.Tensor, sizes: list[tuple[int, int]], targets: Any
+    ) -> dict[str, torch.Tensor]:
+        (stock,) = self._stock
+        prepared = _Prepared(images, sizes)
+        outputs: Any
+        if isinstance(stock, SSD):
+            outputs = _ssd.run(stock, prepared, targets)
+        elif isinstance(stock, GeneralizedRCNN):
+            outputs = _rcnn.losses(stock, prepared, targets)
+        else:
+            outputs = stock(prepared, targets)
+        return dict(outputs)
+
+    def _detections(
+        self, images: torch.Tensor, sizes: list[tuple[int, int]]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Return what is detected in images that are not padded beyond their own canvas."""
+        (stock,) = self._stock
         prepared = _Prepared(images, sizes)
         outputs: Any
         # ours asks how many boxes are left, which a trace for an export would keep as it was
         if isinstance(stock, SSD) and not torch.jit.is_tracing():
-            outputs = _ssd.run(stock, prepared, targets)
-        elif isinstance(stock, GeneralizedRCNN) and self.training:
-            a_dict_each = cast("list[dict[str, torch.Tensor]] | None", targets)
-            outputs = _rcnn.losses(stock, prepared, a_dict_each)
+            outputs = _ssd.run(stock, prepared, None)
         else:
-            outputs = stock(prepared, targets)
-        if self.training:
-            return dict(outputs)
+            outputs = stock(prepared)
         for found, finite in zip(
             outputs, self._finite.take(len(sizes), images.device), strict=True
         ):
@@ -265,7 +307,7 @@ def adopted(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> Detector:
             f"--arch {arch} returned a network without .{missing[0]}; {made_of}"
         )
     _keep_pixels_exact(stock)
-    _check_shape(stock, arch, shape)
+    _fit_to_shape(stock, arch, shape)
     return Detector(stock)
 
 
@@ -411,9 +453,9 @@ def _single(outputs: Any) -> Any:
     return type(outputs)(_single(one) for one in outputs)
 
 
-def _check_shape(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
-    """Raise Unusable when the backbone cannot take such batches, or the anchors were made for another
-    size."""
+def _fit_to_shape(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
+    """Tell the regions' pools how large the levels are. Raises Unusable when the backbone cannot take such batches,
+    or the anchors were made for another size."""
     made = native(arch)
     if arch == "ssd300_vgg16" and shape[-2:] != (made.size, made.size):
         raise Unusable(
@@ -421,4 +463,16 @@ def _check_shape(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
             "out"
         )
     with suiting(arch, batches(shape), f"{made.size} pixels"):
-        dry_run(stock.get_submodule("backbone"), shape)
+        features = dry_run(stock.get_submodule("backbone"), shape)
+    if isinstance(features, torch.Tensor):  # torchvision's name for a single level
+        features = {"0": features}
+    for pool in stock.modules():
+        if isinstance(pool, MultiScaleRoIAlign):
+            # torchvision guesses it from the first image that it sees, without its padding, and a low one would spoil
+            # all others
+            pool.scales, pool.map_levels = _setup_scales(
+                [one for name, one in features.items() if name in pool.featmap_names],
+                [shape[-2:]],
+                pool.canonical_scale,
+                pool.canonical_level,
+            )

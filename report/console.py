@@ -529,7 +529,7 @@ def figures(result: Summary, declared: Sequence[Figure]) -> str:
             continue
         if isinstance(value, int):
             words.append(f"{name} {value:,}")
-        elif figure.unit == "%":
+        elif figure.unit == "%" or math.isnan(value):
             words.append(f"{name} {_metric(figure, value)}")
         else:
             words.append(f"{name} {value:.4g}")

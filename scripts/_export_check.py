@@ -24,8 +24,7 @@ A sum in another order may round a pixel to the next grey level."""
 OVERLAP = 0.95
 """IoU from which on two boxes are the same."""
 BEST = 10
-"""Detections of an image that are looked for: behind them scores may be equal but for the last bit, which then
-decides which box suppresses another."""
+"""Detections of an image that are looked for."""
 AGREED = 0.95
 """Share of them that must be found."""
 Run = Callable[[Array], list[Array]]
@@ -121,16 +120,23 @@ def both(
 
 
 def in_both(found: list[Array], others: list[Array]) -> Array:
-    """Return which detections, bool [N], are among `others`: boxes [N, 4], labels, scores [N], of one image."""
+    """Return which detections, bool [N], are among `others`: boxes [N, 4], labels, scores [N], of one image.
+
+    A score that is equal to the lowest one of the others' class is of a set that a detector has cut: which boxes of
+    such a set are kept, and which suppress which, depends on the last bit, so one of that score will do.
+    """
+    if not len(others[0]):
+        return np.zeros(len(found[0]), bool)
     boxes, labels, scores = (torch.from_numpy(one) for one in found)
     their_boxes, their_labels, their_scores = (torch.from_numpy(one) for one in others)
     # a pixel is added around each, since a box may have no area
     grown = torch.tensor([-1.0, -1.0, 1.0, 1.0])
     same = box_iou(boxes + grown, their_boxes + grown) >= OVERLAP
-    same &= labels[:, None] == their_labels
+    of_class = labels[:, None] == their_labels
+    lowest = torch.where(of_class, their_scores, torch.inf).amin(1, keepdim=True)
+    same |= their_scores <= lowest * (1 + TOLERANCE)
     apart = (scores[:, None] - their_scores).abs()
-    same &= apart <= TOLERANCE * scores[:, None]
-    return np.asarray(same.any(dim=1))
+    return np.asarray((same & of_class & (apart <= TOLERANCE * scores[:, None])).any(1))
 
 
 def require(count: int) -> None:

@@ -9,6 +9,7 @@ mistakes.png                    the most confident mistakes, with their names
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -235,12 +236,13 @@ def confusion(answers: Answers, classes: int) -> Array:
 
 
 def calibration_error(answers: Answers) -> float:
-    """Return the expected calibration error, 0..1: how far probabilities are from how often they are right.
+    """Return the expected calibration error, 0..1: how far probabilities are from how often they are right; nan of
+    none.
 
     The mean over the bins of |accuracy - mean probability|, weighed by their samples.
     """
     if not answers.finite.any():
-        return 0.0
+        return math.nan
     shares = answers.shares[answers.finite, 0].astype(np.float64)
     right = answers.classes[answers.finite, 0] == answers.labels[answers.finite]
     bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +18,11 @@ from tasks.kind import Asked
 MOST = 5
 """Classes that are kept of a sample."""
 NO_NUMBER = "the network's output is no number"
+
+
+def mean(total: float, count: int) -> float:
+    """Return the mean of `count` numbers that add up to `total`; nan of none: a figure of nothing is never 0."""
+    return total / count if count else math.nan
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -38,7 +37,14 @@ from settings.config import Config
 from tasks._classification_report import Validated, calibration_error
 from tasks._mixing import mixed, shared
 from tasks._plans import image_policies, mixing, opened, pair
-from tasks._predictions import MOST, Answers, Collected, answers_of, write_answers
+from tasks._predictions import (
+    MOST,
+    Answers,
+    Collected,
+    answers_of,
+    mean,
+    write_answers,
+)
 from tasks.kind import Predicting, Splits, TaskKind
 
 FIGURES = (
@@ -250,21 +256,18 @@ class TopK:
 
 def mean_loss(units: int, samples: int, left_out: int) -> float:
     """Return the mean of losses that sum up to `units` of LOSS_UNIT; nan where all samples are left out."""
-    if samples and samples == left_out:
-        return math.nan
-    return units * LOSS_UNIT / max(samples - left_out, 1)
+    return mean(units * LOSS_UNIT, samples - left_out)
 
 
 def accuracies(answers: Answers, samples: int, classes: int) -> dict[str, float]:
-    """Return top1 and top5 as shares of `samples`; an output that is no number is wrong.
+    """Return top1 and top5 as shares of `samples`, nan of none; an output that is no number is wrong.
 
     With MOST `classes` or fewer there is no top5.
     """
     # axes: [n, k], whether the sample's class is the one in this place
     right = (answers.classes == answers.labels[:, None]) & answers.finite[:, None]
-    of = max(samples, 1)
-    top5 = {"top5": int(right.sum()) / of} if classes > MOST else {}
-    return {"top1": int(right[:, :1].sum()) / of, **top5}
+    top5 = {"top5": mean(int(right.sum()), samples)} if classes > MOST else {}
+    return {"top1": mean(int(right[:, :1].sum()), samples), **top5}
 
 
 class MeanPrecision:
@@ -288,7 +291,8 @@ class MeanPrecision:
         )
 
     def result(self, world: World) -> dict[str, Any]:
-        """Return map (0..1), loss (mean), samples, and how many losses and outputs are not finite.
+        """Return map (0..1; nan where no sample has a label), loss (mean), samples, and how many losses and outputs
+        are not finite.
 
         Beside them `extras` has tasks._predictions.Answers as `answers`, and files where there is a `val_set`.
         """
@@ -327,7 +331,7 @@ class MeanPrecision:
             tables = self._val_set.tables_of_sets(answers, wanted, precisions)
             files = {"files": tables}
         return {
-            "map": float(np.mean(known)) if known else 0.0,
+            "map": mean(sum(known), len(known)),
             "loss": mean_loss(int(units.astype(np.int64).sum()), len(ids), left_out),
             "samples": len(ids),
             "losses_not_finite": left_out,

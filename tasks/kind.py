@@ -25,7 +25,8 @@ Splits = Mapping[str, Split]
 
 
 Write = Callable[[Path, Mapping[str, Any], "Asked"], list[Path]]
-"""(folder, what the metric of the pass has returned, what was asked for) -> the files that it wrote there."""
+"""(folder, what the metric of the pass has returned, what was asked for) -> the files that it wrote there. Lines for
+the user may be `notes` of what the metric returns."""
 
 
 @dataclass(frozen=True, kw_only=True)

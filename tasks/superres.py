@@ -5,6 +5,7 @@ To predict, each image is enlarged and written as a PNG file.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -28,6 +29,7 @@ from contracts import (
     World,
     counted,
 )
+from dataset.images.columns import shown_by
 from dataset.model_classes import ModelClasses
 from dataset.open import Console, Content, cache_folder, tell_of_copies
 from dataset.pairs.columns import Pairs, source_of, split_of, synthetic
@@ -39,6 +41,7 @@ from dataset.val_split import Part
 from models import Native, Registry
 from models import superres as architectures
 from models.superres import ARCHITECTURES, enlarged, luma
+from plan.geometry import turned_pixels
 from plan.patches import HIGH, PatchPlan, PatchPolicy
 from settings.config import Config
 from tasks import _tables
@@ -52,7 +55,7 @@ from tasks._fidelity import (
     whole,
 )
 from tasks._plans import pair
-from tasks._predictions import NO_NUMBER
+from tasks._predictions import NO_NUMBER, mean
 from tasks.kind import Asked, Predicting, Splits, TaskKind
 
 FIGURES = (
@@ -182,12 +185,11 @@ class Fidelity:
         sums = world.sum(self._sums.cpu().numpy())
         ours, theirs, ssim_ours, ssim_theirs, count, not_finite = sums[sums[:, 4] > 0].T
         samples = len(count)
-        of = max(samples, 1)
         figures: dict[str, Any] = {
-            "psnr": float(psnr(ours, count).sum()) / of,
-            "psnr_bicubic": float(psnr(theirs, count).sum()) / of,
-            "ssim": int(ssim_ours.sum()) * UNIT / of,
-            "ssim_bicubic": int(ssim_theirs.sum()) * UNIT / of,
+            "psnr": mean(float(psnr(ours, count).sum()), samples),
+            "psnr_bicubic": mean(float(psnr(theirs, count).sum()), samples),
+            "ssim": mean(int(ssim_ours.sum()) * UNIT, samples),
+            "ssim_bicubic": mean(int(ssim_theirs.sum()) * UNIT, samples),
             "samples": samples,
             "outputs_not_finite": int(not_finite.sum()),
         }
@@ -211,38 +213,59 @@ class Enlarging(Superres):
 
     folder: Path
     source: Source
+    turns: Array  # uint8 [n], of each sample that which shows it
+    deep: Array  # bool [n], whether its channels have more than 8 bits
 
     def metric(self, device: torch.device) -> Metric:
-        return Written(self.folder / "enlarged", self.scale, self.source)
+        return Written(self)
 
 
 class Written:
-    """contracts.Metric that scores nothing: it writes PNG files, and its result are their names."""
+    """contracts.Metric that scores nothing: it writes PNG files as viewers show the images, and returns their names."""
 
-    def __init__(self, folder: Path, scale: int, source: Source) -> None:
-        self._folder = folder
-        self._scale = scale
-        self._source = source
+    def __init__(self, task: Enlarging) -> None:
+        self._task = task
+        self._folder = task.folder / "enlarged"
         self._names: dict[int, str] = {}
+        self._transparent = 0
 
     def update(self, outputs: torch.Tensor, batch: Batch) -> None:
-        bicubic = bicubic_levels(batch, self._scale) / WHITE
+        task = self._task
+        bicubic = bicubic_levels(batch, task.scale) / WHITE
         pictures = coloured(outputs.double(), bicubic)
         levels = (pictures.clamp(0, 1) * WHITE).round().to(torch.uint8)
         if batch.valid.all() and torch.isfinite(outputs).all():
             self._folder.mkdir(parents=True, exist_ok=True)
             sample = int(batch.ids[0])
-            stem = PurePath(self._source.name(sample)).stem[:LONGEST_NAME]
+            stem = PurePath(task.source.name(sample)).stem[:LONGEST_NAME]
             self._names[sample] = f"{sample + 1:06d}-{stem}.png"
-            picture = Image.fromarray(levels[0].permute(1, 2, 0).cpu().numpy())
+            pixels = levels[0].permute(1, 2, 0).cpu().numpy()
+            # PNG has no EXIF here: what a viewer would turn is turned
+            upright = turned_pixels(pixels, int(task.turns[sample]))
+            picture = Image.fromarray(np.ascontiguousarray(upright))
             picture.save(self._folder / self._names[sample])
+            with Image.open(io.BytesIO(task.source.read(sample))) as image:
+                self._transparent += image.has_transparency_data
 
     def result(self, world: World) -> dict[str, Any]:
-        """Return {"written": sample -> name of its file}, of all ranks."""
+        """Return {"written": sample -> name of its file}, of all ranks, and `notes` on what the files lack."""
         written: dict[int, str] = {}
         for names in world.gather(self._names):
             written |= names
-        return {"written": written}
+        lacking = {
+            "alpha, or a colour that is transparent, is dropped": sum(
+                world.gather(self._transparent)
+            ),
+            "of more than 8 bits a channel the 8 highest are enlarged": int(
+                self._task.deep[[*written]].sum()
+            ),
+        }
+        notes = [
+            f"{what}: {count:,} of {counted(len(written), 'image')}"
+            for what, count in lacking.items()
+            if count
+        ]
+        return {"written": written, "notes": notes}
 
 
 def bicubic_levels(batch: Batch, scale: int) -> torch.Tensor:
@@ -394,7 +417,13 @@ class SuperresKind(TaskKind):
         split = split_of(columns, found.source)
         _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
         assert isinstance(task, Superres)
-        enlarging = Enlarging(**vars(task), folder=folder, source=split.source)
+        enlarging = Enlarging(
+            **vars(task),
+            folder=folder,
+            source=split.source,
+            turns=shown_by(found.columns),
+            deep=np.asarray(found.columns.depth) > 8,
+        )
         return Predicting(split=split, task=enlarging, write=write_enlarged)
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:

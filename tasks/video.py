@@ -21,7 +21,7 @@ from settings.config import Config
 from tasks import classification
 from tasks._classification_report import Validated, calibration_error
 from tasks._plans import clip_policy, pair
-from tasks._predictions import answers_of
+from tasks._predictions import answers_of, mean
 from tasks.classification import (
     LARGEST_LOSS,
     LOSS_UNIT,
@@ -113,7 +113,7 @@ class ViewMean:
         losses = np.log(np.exp(shifted).sum(axis=1)) - chosen
         return {
             **accuracies(answers, samples, width - 3),
-            "loss": float(np.minimum(losses, LARGEST_LOSS).sum()) / max(len(seen), 1),
+            "loss": mean(float(np.minimum(losses, LARGEST_LOSS).sum()), len(seen)),
             "ece": calibration_error(answers),
             "samples": samples,
             "views": int(views.sum()),

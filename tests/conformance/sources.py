@@ -29,6 +29,7 @@ from PIL import Image
 from contracts import FileSource, Source, Split, UserError
 from dataset.stores import SourceModule, folder, lmdb
 from dataset.stores import list as image_list
+from dataset.stores.entries import EntrySource
 from tests.unit.folders import fill
 
 DELAY_S = 0.05
@@ -204,6 +205,20 @@ def bytes_are_those_written(split: Split, files: Files) -> None:
     assert read == Counter(
         (name.partition("/")[0], content) for name, content in files.items()
     )
+
+
+def ranges_end_with_their_entry(split: Split, files: Files) -> None:
+    """What asks for more than an entry has, as a scan of headers does, sees nothing of the entry behind it."""
+    if not isinstance(split.source, EntrySource):
+        return
+    for sample in range(len(split.columns)):
+        content = files[os.fsdecode(split.columns.entry(sample))]
+        with split.source.open_entry(sample) as (size, read_at):
+            assert size == len(content)
+            for begin in (0, 1, size - 1, size, size + 7):
+                for length in (0, 1, size, 2 * size):
+                    wanted = content[begin : begin + length]
+                    assert read_at(begin, length) == wanted
 
 
 def names_ascend(split: Split, files: Files) -> None:

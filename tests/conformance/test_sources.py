@@ -62,6 +62,7 @@ def opened(data: Path, source: str) -> dict[str, Split]:
 CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
     "names": sources.names_tell_samples_apart,
     "bytes": sources.bytes_are_those_written,
+    "ranges": sources.ranges_end_with_their_entry,
     "columns": sources.columns_and_bytes_agree,
     "order": sources.names_ascend,
     "size": sources.another_size_is_refused,

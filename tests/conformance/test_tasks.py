@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
+from engine.evaluate import Outcome
 from tasks import TASKS, kind_named
 from tests.conformance import tasks
 from tests.conformance.tasks import CASES, Case
+from tests.unit.test_meter import alone
 
 CHECKS: dict[str, Callable[[Case], object]] = {
     "padding": tasks.padding_has_no_target,
@@ -27,6 +30,21 @@ CHECKS: dict[str, Callable[[Case], object]] = {
 )
 def test_a_task(name: str, check: str) -> None:
     CHECKS[check](CASES[name])
+
+
+# the objects of a set that nobody has looked at are not found: an AP of 0
+@pytest.mark.parametrize(
+    "name", [one for one in CASES if not one.startswith("detection")]
+)
+def test_a_figure_of_nothing_is_no_number(name: str) -> None:
+    """A validation of no sample has counts, and neither a share nor a mean: 0 % would be an answer."""
+    metric = CASES[name].tasks()[1].metric(tasks.CPU)
+    outcome = Outcome(metric.result(alone()), failed=[], pass_s=0.0, score_s=0.0)
+    figures = outcome.result(alone())
+    for figure in CASES[name].kind.figures:
+        value = figures.get(figure.name, math.nan)
+        assert value == 0 if isinstance(value, int) else math.isnan(value), figure
+    assert math.isnan(figures[CASES[name].kind.figures[0].name])
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from scripts import demo_superres
 from tests.end_to_end.runs import Runner, rows, summary
@@ -16,6 +16,8 @@ SMALL = (
     --precision fp32 --epochs 2 --warmup-epochs 0 --lr 0.01 --log-every 1
     --ceilings false""",
 )
+
+EXIF_ORIENTATION = 274
 
 
 def test_a_run_and_its_evaluation_on_two_ranks(train: Runner) -> None:
@@ -45,11 +47,12 @@ def test_a_run_and_its_evaluation_on_two_ranks(train: Runner) -> None:
     photos = train.cwd / "photos"
     shutil.copytree(textures / "val", photos)
     (photos / "notes.txt").write_text("hi")
-    train(
+    said = train(
         "--predict",
         photos,
         "--resume run/best.pt --workers 0 --output new",
     ).done()
+    assert "transparent" not in said.out and "8 bits" not in said.out
     *table, broken = rows(train.cwd / "new/predictions.csv")
     assert (
         len(table) == 3
@@ -68,3 +71,39 @@ def test_a_run_and_its_evaluation_on_two_ranks(train: Runner) -> None:
         assert np.corrcoef(np.asarray(made).ravel(), interpolated.ravel())[0, 1] > 0.9
 
     assert train.evaluated(2, "--data", textures) == val
+
+    # the same pixels with what a phone, a logo, a scanner and a palette add
+    others = train.cwd / "others"
+    others.mkdir()
+    plain = Image.open(table[0]["path"]).crop((0, 0, 40, 30))
+    plain.save(others / "0-plain.png")
+    turned = Image.Exif()
+    turned[EXIF_ORIENTATION] = 6
+    plain.save(others / "1-phone.png", exif=turned)
+    plain.putalpha(Image.linear_gradient("L").resize(plain.size))
+    plain.save(others / "2-logo.png")
+    grey = np.asarray(plain.convert("L"), np.uint16)
+    Image.fromarray(grey * 257).save(others / "3-scan.png")
+    Image.fromarray(grey.astype(np.uint8)).save(others / "4-grey.png")
+    few = plain.convert("RGB").quantize(16)
+    few.save(others / "5-palette.png", transparency=3)
+    few.convert("RGB").save(others / "6-of-palette.png")
+    said = train(
+        "--predict", others, "--resume run/best.pt --workers 0 --output enlarged"
+    ).done()
+    assert "is transparent, is dropped: 2 of 7 images" in said.out
+    assert "the 8 highest are enlarged: 1 of 7 images" in said.out
+    files = [
+        train.cwd / "enlarged" / row["enlarged"]
+        for row in rows(train.cwd / "enlarged/predictions.csv")
+    ]
+    made = [Image.open(file) for file in files]
+    assert not made[1].getexif()
+    tagged = made[0].copy()
+    tagged.getexif()[EXIF_ORIENTATION] = 6
+    made[0] = ImageOps.exif_transpose(tagged)
+    pixels = [np.asarray(image) for image in made]
+    np.testing.assert_array_equal(pixels[1], pixels[0])
+    np.testing.assert_array_equal(pixels[2], np.asarray(tagged))
+    np.testing.assert_array_equal(pixels[3], pixels[4])
+    np.testing.assert_array_equal(pixels[5], pixels[6])

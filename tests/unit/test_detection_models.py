@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -15,6 +17,7 @@ from torchvision.models.detection.image_list import ImageList
 
 from models import Loaded, Native, _rcnn
 from models.detection import OWN, Detector, build, names, native
+from plan.boxes import canvas
 
 TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -42,7 +45,7 @@ def made(
 
 
 def outline(arch: str, **chosen: Any) -> nn.Module:
-    with torch.device("meta"), patch("models.detection._check_shape"):
+    with torch.device("meta"), patch("models.detection._fit_to_shape"):
         return made(arch, **chosen)[0]
 
 
@@ -81,6 +84,7 @@ def quick(detector: Any) -> Any:
         }
         detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
         detector.roi_heads.detections_per_img = 4
+        detector.roi_heads.score_thresh = 0.001
     detector.score_thresh, detector.topk_candidates = 0.001, 20
     return detector
 
@@ -159,6 +163,67 @@ def test_losses_and_detections_are_the_stock_models(
         assert one.keys() == other.keys()
         for name, value in other.items():
             torch.testing.assert_close(one[name], value, rtol=1e-5, atol=1e-4)
+
+
+NEIGHBOURS = [(34, 120), (50, 60), (90, 70)]
+"""Heights and widths of a batch, each with a canvas of its own. The first is so low that torchvision would guess
+other scales from it."""
+
+
+def torchvisions(arch: str, ours: Any, photo: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What torchvision's own model, with its own transform, finds in a photo that is all it has ever seen."""
+    more = {"num_keypoints": KEYPOINTS} if arch.startswith("keypoint") else {}
+    with torch.device("meta"):
+        stock = quick(OWN[arch](CLASSES) if arch in OWN else stock_of(arch, **more))
+    stock.load_state_dict(ours.state_dict(), assign=True)
+    transform = stock.transform
+    transform.image_mean, transform.image_std = [0.0] * 3, [1.0] * 3
+    if transform.fixed_size is None:  # the photo is as large as it is to be
+        transform.min_size, transform.max_size = (min(photo.shape[1:]),), 10_000
+    with torch.inference_mode():
+        (found,) = stock.eval()([photo])
+    return dict(found)
+
+
+def spread(stock: Any, images: torch.Tensor) -> None:
+    """Scale what scores classes so that random weights find objects in many places, of unlike scores."""
+    scores = re.compile(r"cls_logits$|cls_score$|classification_head.*\.(1|\d\.1)$")
+
+    def scaled(layer: Any, _: Any, outputs: torch.Tensor) -> None:
+        if not hasattr(layer, "is_scaled"):
+            layer.weight.data.div_(outputs.std() / 2)
+            layer.bias.data.zero_()
+            layer.is_scaled = True
+
+    hooks = [
+        layer.register_forward_hook(scaled)
+        for name, layer in stock.named_modules()
+        if scores.search(name) and hasattr(layer, "weight")
+    ]
+    sizes = [tuple(images.shape[-2:])] * len(images)
+    with torch.inference_mode():
+        stock(images, sizes)
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("arch", [name for name in names() if native(name).longer])
+def test_the_answer_is_that_of_the_photo_alone(arch: str) -> None:
+    """Of every detector whose canvas varies, beside larger photos: torchvision's own answer to the photo alone."""
+    torch.manual_seed(2)
+    ours: Any = made(arch)[0].eval()
+    quick(whole(ours))
+    photos = [torch.randn(3, *size) for size in NEIGHBOURS]
+    images = torch.zeros(len(photos), 3, *canvas(np.array(NEIGHBOURS)))
+    for image, photo in zip(images, photos, strict=True):
+        image[:, : photo.shape[1], : photo.shape[2]] = photo
+    spread(ours, images[1:2, :, :64, :64])
+    with torch.inference_mode():
+        found = ours(images, NEIGHBOURS)[1]
+    wanted = torchvisions(arch, ours, photos[1])
+    assert len(wanted["scores"]) > 1 and found.keys() == {*wanted, "finite"}
+    for name in wanted.keys() - {"masks"}:  # torchvision pastes masks into the photo
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-3)
 
 
 def test_anchors_and_what_heads_say_of_boxes_are_fp32_and_exact() -> None:

@@ -101,7 +101,7 @@ def test_the_same_layers_are_frozen_as_in_torchvision(
     with torch.device("meta"):
         whole_weights = torchvision.models.get_model_weights(arch)["COCO_V1"]
         wanted = torchvision.models.get_model(arch, weights=whole_weights)
-        with patch("models.detection._check_shape"):
+        with patch("models.detection._fit_to_shape"):
             got, new = build(
                 arch,
                 classes=len(whole_weights.meta["categories"]),

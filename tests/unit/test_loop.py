@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -258,7 +259,8 @@ def test_best_is_of_the_network_or_of_its_average(
 
 @pytest.mark.parametrize("larger_is_better", [True, False])
 def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -> None:
-    figures = (0.5, 0.25, 0.75, 0.125, 0.75)  # of equals the earlier one is better
+    # of equals, the largest or the smallest, the earlier one is better
+    figures = (0.5, 0.125, 0.75, 0.125, 0.75)
     toy = Toy(tmp_path, len(figures), *figures)
     toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
     toy.training.checkpoints.keep_best = 2
@@ -274,6 +276,13 @@ def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -
     for epoch, figure in best:
         name = f"ap-{figure:.5f}-step-{STEPS * epoch:09}.pt"
         assert toy.kept(name)[0] == STEPS * epoch, "the weights that were validated"
+    # best in epoch 3 of 5, or in epoch 2
+    best_epoch = 3 if larger_is_better else 2
+    weight, progress = toy.kept("best.pt")
+    assert (weight, progress["best_epoch"]) == (STEPS * best_epoch, best_epoch - 1)
+    assert toy.training.progress.stale == len(figures) - best_epoch
+    calls = toy.report.validated.call_args_list
+    assert [call.kwargs["epoch"] for call in calls] == [0, 1, 2, 3, 4]
 
 
 def test_a_full_disk_takes_last_pt_before_the_best_validations(
@@ -429,6 +438,22 @@ def test_a_network_whose_output_is_no_number_is_not_the_best(tmp_path: Path) -> 
     assert toy.kept("best.pt")[0] == STEPS and toy.training.progress.best == 0.25
     said = toy.report.warn.call_args.args[0]
     assert "no number for 3 of 8 samples" in said and "does not become best.pt" in said
+
+
+@pytest.mark.parametrize("larger_is_better", [True, False])
+def test_a_validation_without_a_figure_is_not_the_best(
+    larger_is_better: bool, tmp_path: Path
+) -> None:
+    """Nor is it a reason to stop. The first one that has a figure is the best, whatever it is."""
+    toy = Toy(tmp_path, 3, math.nan, math.nan, 0.0)
+    toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
+    toy.at = {3 * STEPS: lambda: kept.append((tmp_path / "best.pt").exists())}
+    kept: list[bool] = []
+    assert toy.training.fit()
+    assert kept == [False] and toy.kept("best.pt")[0] == 3 * STEPS
+    said = [call.args[0] for call in toy.report.warn.call_args_list]
+    assert sum(line.startswith("val: there is no ap") for line in said) == 1
+    assert (toy.training.progress.best, toy.training.progress.stale) == (0.0, 0)
 
 
 def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:

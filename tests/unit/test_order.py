@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan.order import BLOCK, CHUNK, grouped, order
+from plan.order import BLOCK, CHUNK, grouped, order, repeated
 
 COUNTS = st.one_of(
     st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021])
@@ -43,3 +43,11 @@ def test_grouping_is_a_permutation(seed: int, epoch: int, n: int) -> None:
     places = grouped(heights, widths, seed=seed, epoch=epoch)
     assert places.dtype == np.int64 and sorted(places.tolist()) == list(range(n))
     assert (places == grouped(heights, widths, seed=seed, epoch=epoch)).all()
+
+
+@given(COUNTS, st.integers(1, 7))
+def test_repeats_are_those_of_a_loop(n: int, repeats: int) -> None:
+    """An epoch has as many items as without repeats, also where they do not divide it."""
+    samples = list(range(100, 100 + n))
+    items = [sample * repeats + r for sample in samples for r in range(repeats)]
+    assert repeated(np.array(samples, np.int64), repeats).tolist() == items[:n]

@@ -285,6 +285,32 @@ def test_detections_that_differ_are_seen(fault: str | None) -> None:
     assert verdict.right == (fault is None), verdict.said
 
 
+SAME = np.full(20, 0.3, np.float32)
+"""Scores that are equal."""
+FALLING = np.linspace(0.9, 0.1, 20, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("scores", "others", "labels", "agreed"),
+    [
+        (SAME, SAME, 1, 20),  # other boxes of a set that was cut
+        (SAME, SAME, 2, 0),
+        (SAME, SAME + 0.05, 1, 0),
+        (FALLING, FALLING, 1, 1),  # the last one alone may be of such a set
+        (FALLING, FALLING[:0], 1, 0),
+    ],
+)
+def test_equal_scores_are_no_difference(
+    scores: np.ndarray, others: np.ndarray, labels: int, agreed: int
+) -> None:
+    """Two files have boxes in other places, here far away, by which of equal scores is the first."""
+    near = np.arange(20, dtype=np.float32)[:, None] * 50 + [0, 0, 40, 40]
+    far = near[: len(others)] + 5000
+    own = [near.astype(np.float32), np.full(20, 1), scores]
+    their = [far.astype(np.float32), np.full(len(others), labels), others]
+    assert _export_check.in_both(own, their).sum() == agreed
+
+
 @pytest.mark.parametrize("check", [_export_check.logits, _export_check.detections])
 def test_nothing_to_check_on_is_a_mistake(check: Any) -> None:
     with pytest.raises(UserError, match="none of the files"):

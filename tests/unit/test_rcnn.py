@@ -26,7 +26,12 @@ from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 
 from models import _rcnn
-from models.detection import Detector, _keep_pixels_exact, _Prepared
+from models.detection import (
+    Detector,
+    _fit_to_shape,
+    _keep_pixels_exact,
+    _Prepared,
+)
 from tests.unit.test_ssd import Targets, boxes_from
 
 HEIGHT, WIDTH, CLASSES, CHANNELS, KEYPOINTS = 96, 128, 5, 8, 3
@@ -83,6 +88,7 @@ def small(kind: str = "boxes", **options: Any) -> Any:
         if name.startswith(("rpn", "roi_heads")) and one.ndim > 1:
             nn.init.normal_(one, std=0.2)
     _keep_pixels_exact(model)
+    _fit_to_shape(model, kind, (2, 3, HEIGHT, WIDTH))
     return model.train()
 
 

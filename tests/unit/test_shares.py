@@ -70,6 +70,18 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     assert np.array_equal(again.columns.label, columns.label)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.9])
+def test_the_share_is_the_share(share: float, tmp_path: Path) -> None:
+    """Four standard deviations of a binomial draw: half of a share, or twice as much, is beyond them."""
+    count = 800
+    names = [f"{c}/{i}.jpg" for c in ("ant", "bee") for i in range(count // 2)]
+    # no two files have the same bytes
+    root = fill(tmp_path / "photos", {name: JPEG + name.encode() for name in names})
+    columns: Any = opened(root, share)[2]["val"].columns
+    deviation = (count * share * (1 - share)) ** 0.5
+    assert abs(len(columns) - count * share) < 4 * deviation
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +81,8 @@ def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
         1,
     )
     assert told["loss"] == pytest.approx(float(expected[:3].mean()), abs=1e-5)
+    none = task.metric(torch.device("cpu"))
+    unlabelled = {**batch.targets, "wanted": torch.zeros_like(wanted)}
+    none.update(logits, replace(batch, targets=unlabelled))
+    told = none.result(alone())
+    assert isinstance(told, dict) and math.isnan(told["map"])
