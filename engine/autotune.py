@@ -28,6 +28,7 @@ from contracts import Batch, Loader, Plan, UserError
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from settings.config import FACTS
+from system import storage
 from system.resources import cores
 
 SECONDS = 3.0
@@ -138,8 +139,8 @@ class Answers:
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             new = self._path.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            os.replace(new, self._path)
+            text = json.dumps(content, indent=1).encode()
+            storage.replace(self._path, new, lambda file: file.write(text))
 
 
 def choose(
