@@ -138,7 +138,7 @@ def read_headers(
         made / "file_list.headers", mode="w+", dtype=HEADER, shape=(total,)
     )
     remote = getattr(entries, "remote", False)
-    few = total <= FEW and not remote and not getattr(entries, "mapped", False)
+    few = total <= FEW and not remote
     step = REMOTE_CHUNK if remote else CHUNK // 10 if few else CHUNK
     parser = Parser(
         partial(checked_header, entries, max_pixels),
@@ -149,10 +149,10 @@ def read_headers(
         step=step,
         by_index=getattr(entries, "by_index", False),
     )
-    count = 8 if few else readers(workers)
-    if remote:
-        count = min(32, -(-total // step))
-    for first, rows in each_file(parser, total, count, rejects, say, threads=few):
+    most = 32 if remote else 8 if few else readers(workers)
+    count = min(most, -(-total // step))
+    threads = few and not getattr(entries, "mapped", False)
+    for first, rows in each_file(parser, total, count, rejects, say, threads=threads):
         headers[first : first + len(rows)] = rows
     return headers
 
