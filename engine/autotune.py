@@ -171,7 +171,8 @@ def choose(
     if before in names:
         return Choice(loader=str(before), how="checkpoint")
     kept: Choice | None = world.gather(answers.read())[0]
-    if kept is not None and kept.loader in names:
+    # another loader may have been installed since
+    if kept is not None and kept.measured.keys() == {*names}:
         return kept
     listed = ", ".join(names)
     say(f"--loader auto: measuring {listed}, {SECONDS:g} s each beside the step")
