@@ -65,17 +65,20 @@ class Kept:
         fresh = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}")
         try:
             with self._count() as file:
-                total = int(file.read()) + len(data) + CHECK
+                # it has just been made where a person has removed it
+                before = int(file.read() or _measured(self.folder))
+                total = before + len(data) + CHECK
                 self._full = total > self.bound
                 if self._full:
                     return
                 file.seek(0)
                 file.write(b"%d" % total)
             path.parent.mkdir(exist_ok=True)
+            fresh.unlink(missing_ok=True)  # of a process of this number that was killed
             with create(fresh) as file:
                 file.write(data + _check(data))
             os.replace(fresh, path)
-        except OSError:
+        except (OSError, ValueError):
             self._full = True
             with suppress(OSError):
                 fresh.unlink()

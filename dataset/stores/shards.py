@@ -206,7 +206,7 @@ class ShardSource(EntrySource):
         columns = self.columns
         shard = int(columns.shard[sample])
         place = int(columns.offset[sample]), int(columns.size[sample])
-        if not self.shards.comparable:
+        if self.shards.versions[shard][1] <= 0:
             return b""
         path = self.shards.path(shard)
         return path + b"?%d-%d-%d-%d" % (*self.shards.versions[shard], *place)
