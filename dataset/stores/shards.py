@@ -291,11 +291,10 @@ class _Listing:
     def _is_near(self, index: int) -> bool:
         """Whether the next entry of the list lies little behind this one."""
         columns = self._images.columns
-        pair = slice(index, index + 2)
-        (apart,) = (
-            np.diff(columns.offset[pair]) if index + 1 < len(columns.size) else [0]
-        )
-        return not np.diff(columns.shard[pair]).any() and 0 < apart < REMOTE_WINDOW // 4
+        following = columns.offset[index + 1 : index + 2]
+        apart = int(following.sum()) - int(columns.offset[index])
+        same_shard = not np.diff(columns.shard[index : index + 2]).any()
+        return same_shard and 0 < apart < REMOTE_WINDOW // 4
 
     def _ahead(self, index: int, size: int, offset: int, length: int) -> bytes:
         """Return a range of an entry behind a URL; one request brings what the next entries need, too."""

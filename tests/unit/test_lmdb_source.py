@@ -177,8 +177,9 @@ def pages_of(file: Path) -> dict[str, list[int]]:
     return found
 
 
-def write_at(content: bytearray, place: int, data: bytes) -> None:
+def write_at(content: bytearray, place: int, data: bytes) -> bytearray:
     content[place : place + len(data)] = data
+    return content
 
 
 def first_node(content: bytearray, page: int) -> int:
