@@ -228,7 +228,7 @@ def no_fault_handler() -> Iterator[None]:
     faulthandler.disable()
     yield
     if was:
-        faulthandler.enable(sys.__stderr__)
+        faulthandler.enable(2)
 
 
 @pytest.mark.usefixtures("no_fault_handler")
