@@ -28,6 +28,7 @@ from contracts import Batch, Loader, Plan, UserError
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from settings.config import FACTS
+from system import storage
 from system.resources import cores
 
 SECONDS = 3.0
@@ -138,8 +139,8 @@ class Answers:
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             new = self._path.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            os.replace(new, self._path)
+            text = json.dumps(content, indent=1).encode()
+            storage.replace(self._path, new, lambda file: file.write(text))
 
 
 def choose(
@@ -170,7 +171,8 @@ def choose(
     if before in names:
         return Choice(loader=str(before), how="checkpoint")
     kept: Choice | None = world.gather(answers.read())[0]
-    if kept is not None and kept.loader in names:
+    # another loader may have been installed since
+    if kept is not None and kept.measured.keys() == {*names}:
         return kept
     listed = ", ".join(names)
     say(f"--loader auto: measuring {listed}, {SECONDS:g} s each beside the step")

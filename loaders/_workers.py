@@ -417,11 +417,11 @@ def died(process: Any, file: str) -> str:
             "the system kills workers when memory is short: "
             "--max-pixels leaves out files that take much, and fewer --workers need less"
         )
-    elif code == -signal.SIGBUS:
-        # whatever the sample: it is the mapping that has no page there
+    elif code in (-signal.SIGBUS, -signal.SIGABRT):
+        # whatever the sample: the mapping has no page there, or LMDB has met a damaged one
         advice = (
-            "a store that it has mapped, an LMDB, was cut short or cannot be read: copy it again, whole; or "
-            "/dev/shm is full"
+            "a store that it has mapped, an LMDB, was cut short, is damaged or cannot be read: copy it again, "
+            "whole; or /dev/shm is full"
         )
     return f"a worker process (pid {process.pid}) {how}, busy with {file}; {advice}; go on with --resume auto"
 

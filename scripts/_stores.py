@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,8 +17,10 @@ import pyarrow
 
 from contracts import UserError
 from dataset.scan.manifest import printable
+from dataset.stores.bucket import ORDER
 from dataset.stores.lmdb import ABOUT, LONGEST_KEY, samples_of
 from dataset.stores.tar import IMAGES
+from system.user_files import below, create, foreign_parts
 
 FIRST_MAP = 1 << 28
 """Bytes of an LMDB; doubled whenever they are full."""
@@ -123,10 +126,17 @@ class Tar(Writer):
         self._end()
         text = "".join(f"{name}\n" for name in columns.classes)
         (self.store / "classes.txt").write_bytes(os.fsencode(text))
+        _keep_order(self.store, names)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _keep_order(store: Path, names: Sequence[bytes]) -> None:
+    """Say beside shards that their samples are not in the order of their names, where they are not."""
+    if any(name >= following for name, following in pairwise(names)):
+        (store / ORDER).write_text("samples are in the order of the shards\n")
 
 
 def _stem(name: bytes) -> bytes:
@@ -183,6 +193,7 @@ class Arrow(Writer):
         (self.store / "state.json").write_text(json.dumps(state))
         info = self.store / "dataset_info.json"
         info.write_text(json.dumps({"features": features}))
+        _keep_order(self.store, names)
 
     def close(self) -> None:
         self._file.close()
@@ -193,9 +204,10 @@ class Folder(Writer):
 
     def write(self, batch: Sequence[Packed]) -> None:
         for sample in batch:
-            path = self.store / os.fsdecode(sample.name)
+            path = below(self.store, os.fsdecode(sample.name))
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(sample.content)
+            with create(path) as file:
+                file.write(sample.content)
 
     def finish(self, names: Sequence[bytes], columns: Any) -> None:
         os.sync()
@@ -212,9 +224,18 @@ NAMES = {
     "lmdb": f"keys have {LONGEST_KEY} bytes at most, and are none of its own",
     "tar": "names end as images' do, are not hidden, and differ before their first dot; a class is one line",
     "arrow": "names are UTF-8",
-    "folder": "names begin with their class and a slash, and ascend",
+    "folder": "names begin with their class and a slash, and ascend; no part of them is empty or hidden, or leads "
+    "elsewhere",
 }
 """--format -> what it asks of names and classes."""
+
+
+def _is_below(name: bytes) -> bool:
+    """Whether a file of that name lies below the folder of its store."""
+    try:
+        return bool(foreign_parts(os.fsdecode(name)))
+    except ValueError:
+        return False
 
 
 def require(form: str, names: Sequence[bytes], columns: Any) -> None:
@@ -231,13 +252,13 @@ def _refused(form: str, names: Sequence[bytes], columns: Any) -> Iterator[bytes]
         for folder in map(os.fsencode, columns.classes):
             if folder != folder.strip() or len(folder.splitlines()) != 1:
                 yield folder
-    known: dict[bytes, bytes] = {}
+    known: dict[bytes, int] = {}
     for place, name in enumerate(names):
         if form == "lmdb":
             fits = name not in ABOUT and len(name) <= LONGEST_KEY
         elif form == "tar":
             # two of one key would be one sample
-            fits = known.setdefault(_stem(name), name) == name
+            fits = known.setdefault(_stem(name), place) == place
             fits = fits and name.rpartition(b".")[2].lower() in IMAGES
             fits = fits and b"/." not in b"/" + name
         elif form == "arrow":
@@ -245,7 +266,7 @@ def _refused(form: str, names: Sequence[bytes], columns: Any) -> Iterator[bytes]
         else:
             folder, *rest = name.split(b"/")
             fits = folder == os.fsencode(columns.classes[columns.label[place]])
-            fits = fits and bool(rest) and not {b"", b".", b".."} & {*rest}
+            fits = fits and bool(rest) and _is_below(name)
             # read again they are in the order of their names, each once
             fits = fits and (not place or names[place - 1] < name)
         if not fits:

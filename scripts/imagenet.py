@@ -16,7 +16,7 @@ from pathlib import Path
 from contracts import UserError
 from scripts import Parser, exit_code
 from scripts.link_set import filled
-from system.user_files import read_text
+from system.user_files import below, read_text
 
 ARCHIVES = ("devkit_t12.tar.gz", "img_train.tar", "img_val.tar")
 KAGGLE = "ILSVRC/Data/CLS-LOC"
@@ -47,9 +47,10 @@ def link(folder: Path, made: Path) -> None:
     rows = csv.DictReader(io.StringIO(read_text(folder / SOLUTION)))
     for row in rows:
         wnid = row["PredictionString"].split()[0]
-        image = images / "val" / f"{row['ImageId']}.JPEG"
-        (made / "val" / wnid).mkdir(parents=True, exist_ok=True)
-        (made / "val" / wnid / image.name).symlink_to(image)
+        image = below(images / "val", f"{row['ImageId']}.JPEG")
+        path = below(made / "val", f"{wnid}/{image.name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(image)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

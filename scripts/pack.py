@@ -2,8 +2,8 @@
 Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
-The scan's columns lie beside the store (train.columns), which opens with them without a scan. Each sample is
-read back and compared by a digest. TO has its name once it is whole.
+The store is then scanned as any other: its names, labels and classes are compared with what was to be written,
+and each sample by a digest. TO has its name once it is whole.
 """
 
 from __future__ import annotations
@@ -114,20 +114,18 @@ def pack_split(split: Split, name: str, form: str, work: Path, say: Say) -> None
     with closing(FORMATS[form](work, name)) as writer:
         digests = write(split, writer, say)
         writer.finish(names, columns)
-    store = source_named(form)
-    if form != "folder":
-        (work / f"{name}.columns").mkdir()
-        store.keep(columns, work, name)
     classes = None if name == "train" else columns.classes
     with tempfile.TemporaryDirectory() as scans:
-        packed = store.open(work, name, classes=classes, cache=Path(scans))
+        packed = source_named(form).open(
+            work, name, classes=classes, cache=Path(scans), progress=say
+        )
         same = packed.columns.classes == columns.classes
         same = same and np.array_equal(packed.columns.label, columns.label)
         if not same or names != [
             packed.columns.entry(sample) for sample in range(len(packed.columns))
         ]:
             raise UserError(
-                f"{writer.store} was not read back with the names that were written; try again"
+                f"{writer.store} was not read back with the names and labels that were written; try again"
             )
         verify(packed, digests, say)
 

@@ -315,6 +315,22 @@ def results(
         pool.close()
 
 
+def apart(work: Callable[[T], R], item: T) -> R:
+    """Return work(item), done in a process that ends then. Raises what it raises of OSError and UserError, and
+    BrokenProcessPool when it was killed."""
+
+    def answered(_: None) -> R | BaseException:
+        try:
+            return work(item)
+        except (OSError, UserError) as error:
+            return error
+
+    (answer,) = results(answered, [None], 1)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
 class Beside(Generic[R]):
     """The result of `work`, made in a process of its own while this one goes on. That process yields to
     others, and may fork more."""

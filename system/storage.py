@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from contracts import UserError
-from system.user_files import open_bytes
+from system.user_files import create, open_bytes
 
 Found = TypeVar("Found")
 
@@ -143,10 +143,11 @@ def is_full(error: OSError) -> bool:
 
 def replace(path: Path, new: Path, write: Callable[[BinaryIO], object]) -> None:
     """Have `write` make the file `new`, and rename it to `path`, which is whole at any time. Raises OSError, and
-    whatever `write` raises; `new` is then gone.
+    whatever `write` raises; `new` is then gone. What has that name before is removed: it may be a link.
     """
     try:
-        with new.open("wb") as file:
+        new.unlink(missing_ok=True)
+        with create(new) as file:
             write(file)
             file.flush()
             # before the rename: else a power cut could leave the name with a part of the content

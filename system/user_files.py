@@ -1,4 +1,4 @@
-"""Paths that a user names: refuses URLs, and opens files of a user's folders to read them."""
+"""Paths that a user names, and names by strangers: where they lead, and opening files without surprises."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import BinaryIO, TextIO, cast
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 """One slash behind the colon will do: Path makes s3:/bucket of s3://bucket."""
+_DRIVE = re.compile(r"[A-Za-z]:")
 NOT_REGULAR = "a device or a pipe, and not a regular file"
 
 
@@ -22,6 +23,39 @@ def local_path(name: str | os.PathLike[str]) -> Path:
     if _URL.match(os.fspath(name)):
         raise ValueError("is a URL; name a file or folder of this machine")
     return Path(name)
+
+
+def foreign_parts(name: str) -> list[str]:
+    """Return the parts of a name that a stranger gave to a file, which lies below a folder wherever that is.
+
+    Raises ValueError for one that is absolute, as Windows has them too, or that has an empty or a hidden part;
+    `.` and `..` are hidden ones.
+    """
+    parts = name.split("/")
+    if not all(parts):
+        raise ValueError("is absolute, or has an empty part")
+    if any(part.startswith(".") for part in parts):
+        raise ValueError("has a part that begins with a dot")
+    if "\\" in name or "\0" in name or _DRIVE.match(name):
+        raise ValueError("has a backslash, a NUL or a drive")
+    return parts
+
+
+def below(root: Path, name: str) -> Path:
+    """Return the path of a stranger's name below a folder.
+
+    Raises ValueError as `foreign_parts` does, and where a link leads out of the folder.
+    """
+    path = root.joinpath(*foreign_parts(name))
+    if not path.parent.resolve().is_relative_to(root.resolve()):
+        raise ValueError("leads out of the folder by a link")
+    return path
+
+
+def create(path: Path) -> BinaryIO:
+    """Make a file to write. Raises FileExistsError for whatever has its name, a link too."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "wb")
 
 
 def open_bytes(path: Path | bytes) -> BinaryIO:

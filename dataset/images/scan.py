@@ -24,7 +24,6 @@ from dataset.scan.cache import (
     remembered,
 )
 from dataset.scan.manifest import Rejects, create_column, file_list
-from dataset.scan.packed_columns import Beside
 
 CHUNK = 500  # images a task
 REMOTE_CHUNK = 16  # each of them waits for a server
@@ -54,7 +53,6 @@ def open_images(
     classes: Sequence[str] | None = None,
     listed: bool | Callable[[], bool] = False,
     unread: bool = False,
-    beside: Beside | None = None,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
     workers: int = 0,
@@ -68,30 +66,17 @@ def open_images(
     with more columns `list_files` writes those of `EXTRA` into made/file_list.<name>.npy, and the others into
     made/<name>.npy. `classes` fixes the labels (validation has those of training); without it they are those
     of `list_files` that have an image, or all where `listed`, asked after it, tells that a list names them.
-    `unread` images are not opened before a plan draws them. The columns `beside` a packed store are taken in
-    place of a scan, where they fit. Of several processes that call this at once one scans and the others
-    wait. What claims more than `max_pixels` is left out. `workers` processes read headers; 0 = four a core,
-    32 at most, for they wait for the storage. `progress(done, total, what)` is called a few times a second;
-    total is 0 while it is not known. Raises UserError.
+    `unread` images are not opened before a plan draws them. Of several processes that call this at once one
+    scans and the others wait. What claims more than `max_pixels` is left out. `workers` processes read headers;
+    0 = four a core, 32 at most, for they wait for the storage. `progress(done, total, what)` is called a few
+    times a second; total is 0 while it is not known. Raises UserError.
     """
     real = Path(os.path.realpath(data))
     names = None if classes is None else list(classes)
 
-    def fits(columns: Images) -> bool:
-        pixels = columns.height.astype(np.int64) * columns.width
-        return bool((pixels <= max_pixels).all()) and names in (
-            None,
-            list(columns.classes),
-        )
-
     def fill(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> Sequence[str]:
-        if beside is not None and not rescan:
-            taken = beside.taken(table, made, fits)
-            if taken is not None:
-                entries.remember(visits, [])
-                return taken
         with reading(data):
             labels = list_files(made, rejects, visits, say)
         if unread:
@@ -164,10 +149,10 @@ def read_headers(
         step=step,
         by_index=getattr(entries, "by_index", False),
     )
-    count = 8 if few else readers(workers)
-    if remote:
-        count = min(32, -(-total // step))
-    for first, rows in each_file(parser, total, count, rejects, say, threads=few):
+    most = 32 if remote else 8 if few else readers(workers)
+    count = min(most, -(-total // step))
+    threads = few and not getattr(entries, "mapped", False)
+    for first, rows in each_file(parser, total, count, rejects, say, threads=threads):
         headers[first : first + len(rows)] = rows
     return headers
 

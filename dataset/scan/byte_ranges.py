@@ -53,8 +53,9 @@ class Entries(Protocol):
     """The entries of one data set by name.
 
     Copied into worker processes, so nothing is opened before it is read. Where entries lie behind URLs an
-    attribute `remote` is true: the scan then reads them in processes alone, for this one will fork. Where an
-    attribute `by_index` is true the scan gives `opened` and `shown` the number of an entry in its list.
+    attribute `remote` is true: the scan then reads them in processes alone, for this one will fork; and so where
+    `mapped` is, since the system ends a process that reads a damaged mapping. Where an attribute `by_index` is
+    true the scan gives `opened` and `shown` the number of an entry in its list.
     """
 
     def opened(self, name: bytes) -> AbstractContextManager[tuple[int, ReadAt]]:

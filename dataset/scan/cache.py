@@ -193,6 +193,12 @@ class Parser:
             rows.append(row)
         return self.pack(rows), rejected
 
+    def first_of(self, index: int) -> str:
+        """Return what messages call the entry of that number."""
+        begin, end = self.offsets[index : index + 2]
+        path = self.paths[begin:end].tobytes()
+        return self._called(index if self.by_index else path)
+
     def _called(self, key: Any) -> str:
         return manifest.printable(self.shown(key))
 
@@ -220,15 +226,18 @@ def each_file(
     """
     firsts = range(0, total, parser.step)
     made = processes.results(parser, firsts, workers, threads=threads)
+    done = 0
     try:
         for first, (packed, bad) in zip(firsts, made, strict=True):
             yield first, packed
             for path, why in bad:
                 rejects(path, why)
-            say(min(first + parser.step, total), total, f"reading {parser.what}")
+            done = min(first + parser.step, total)
+            say(done, total, f"reading {parser.what}")
     except BrokenProcessPool:
         raise UserError(
-            f"a process that reads {parser.what} was killed: {processes.KILLED}; mend that, and start again"
+            f"--data: a process that reads {parser.what}, of {parser.first_of(done)} or what follows, was killed: "
+            f"{processes.KILLED}; mend that, and start again"
         ) from None
     finally:
         made.close()

@@ -38,8 +38,8 @@ OF_THE_STORAGE = frozenset(
     }
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
-# a path below the root (os.fsdecode), its mtime in ns, its inode, of a file its `_look`
-Visit = tuple[str, int, int, int]
+# a path below the root (os.fsdecode), its mtime and its ctime in ns, its inode, of a file its `_look`
+Visit = tuple[str, int, int, int, int]
 BEGINNING = 1 << 14
 """Bytes of a file that tell of a change beside its size and date."""
 PIECE = 10_000
@@ -229,8 +229,12 @@ def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
     look = 0
     if stat.S_ISREG(status.st_mode):
         look = _asked(partial(_look, path, status.st_size), path)
-    seen = (os.fsdecode(name), status.st_mtime_ns, status.st_ino, look)
-    return seen, (status.st_dev, status.st_ino)
+    # the system alone sets the ctime: a date that was put back has a new one
+    dates = status.st_mtime_ns, status.st_ctime_ns
+    return (os.fsdecode(name), *dates, status.st_ino, look), (
+        status.st_dev,
+        status.st_ino,
+    )
 
 
 def _look(path: bytes, size: int) -> int:
@@ -256,7 +260,7 @@ def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
         visits.append(visit(root, name)[0])
     except OSError as error:
         raise storage.end_scan(error, printable(os.path.join(root, name))) from None
-    settle(visits[-1][1])
+    settle(max(visits[-1][1:3]))
 
 
 def remember_paths(visits: list[Visit], root: Path, paths: Iterable[Path]) -> None:
@@ -328,7 +332,7 @@ def walk(
                     return
                 linked.add(identity)
             visits.append(seen)
-            settle(seen[1])
+            settle(max(seen[1:3]))
             names, others = _asked(partial(_names_in, path), path)
         except OSError as error:
             if storage.lost(error, folder=True):

@@ -2,7 +2,7 @@
 
     s3://bucket/set/train/000.tar      ->  train/shards.txt: s3://bucket/set/train/000.tar ...
     s3://bucket/set/train/classes.txt  ->  train/classes.txt
-    s3://bucket/set/train.columns/**   ->  train.columns/**
+    s3://bucket/set/train/order.txt    ->  train/order.txt
 
 So whatever reads a data folder reads this one. Must not know what a sample is.
 """
@@ -14,26 +14,27 @@ import errno
 import hashlib
 import json
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache as once
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import filelock
 
 from contracts import UserError
-from dataset.scan.file_tree import BEGINNING
 from dataset.scan.manifest import is_url, masked
 from dataset.stores import remote
 from system import storage, urls
-from system.user_files import open_bytes, read_text
+from system.user_files import foreign_parts, open_bytes, read_text
 
 SHARDS = "shards.txt"
 """The list of shards in a split's folder: a URL a line, or a name below the folder that this list lies in."""
 UNLISTED = f"train/{SHARDS} says what there is"
 CLASSES = "classes.txt"
+ORDER = "order.txt"
+"""Beside shards: their samples are in the order in which they lie there, and not in that of their names."""
 SPLITS = ("train", "val")
 BYTES = ("utf-8", "surrogateescape")
 """How a list's bytes are text, and text is its bytes."""
@@ -90,14 +91,8 @@ def _copy(task: tuple[str, Path]) -> dict[str, str]:
         name = child.removeprefix(f"{url}/")
         if name == CLASSES:
             copied[name] = child
-        elif name.endswith(".columns/"):
-            copied |= {
-                file.removeprefix(f"{url}/"): file
-                for part in _children(child)
-                for file in (_children(part) if part.endswith("/") else [part])
-            }
         elif name.endswith("/"):
-            about = [f"{child}{SHARDS}", f"{child}{CLASSES}"]
+            about = [f"{child}{file}" for file in (SHARDS, CLASSES, ORDER)]
             inside = _children(child)
             known = (
                 [file for file in about if file in inside] if inside else _there(about)
@@ -129,10 +124,12 @@ def _copy(task: tuple[str, Path]) -> dict[str, str]:
         if head is None:
             continue
         now[name] = [head.size, head.tag]
-        if before.get(name) != now[name] or not (folder / name).exists():
+        # a date alone may be that of other bytes
+        is_known = head.number > 0 and before.get(name) == now[name]
+        if not is_known or not (folder / name).exists():
             content = remote.whole(source, head.size)
             if name.endswith(SHARDS):
-                whole = _absolute(content, source)
+                whole = _absolute(content, source, urls.bare(url))
                 secret |= {bare: line for bare, line in whole.items() if bare != line}
                 content = "".join(f"{bare}\n" for bare in whole).encode(*BYTES)
                 # what has secrets is read anew each time
@@ -152,12 +149,27 @@ def _there(urls: Sequence[str]) -> list[str]:
     return [url for url, head in zip(urls, heads, strict=True) if head is not None]
 
 
-def _absolute(content: bytes, source: str) -> dict[str, str]:
-    """Return bare -> whole URL of each line of a list of shards."""
-    base = source.rpartition("/")[0]
-    lines = [line.decode(*BYTES) for _, line in shard_lines(content)]
-    whole = [line if is_url(line) else f"{base}/{line}" for line in lines]
-    return {urls.bare(line): line for line in whole}
+def _absolute(content: bytes, source: str, root: str) -> dict[str, str]:
+    """Return bare -> whole URL of each line of a server's list of shards.
+
+    Raises UserError for one that is not below `root`.
+    """
+    base = urls.bare(source).rpartition("/")[0]
+    absolute = {}
+    for number, line in shard_lines(content):
+        name = line.decode(*BYTES)
+        url = name if is_url(name) else f"{base}/{name}"
+        # of a URL elsewhere all is left, and `//` has an empty part
+        inside = unquote(urls.bare(url).removeprefix(f"{root}/"))
+        try:
+            foreign_parts(inside)
+        except ValueError as why:
+            raise UserError(
+                f"--data: {masked(source)} line {number}: '{masked(name)[:100]}' is not below {masked(root)} or {why}; "
+                f"a list of your own may name any URL: train/{SHARDS} in a folder of this machine"
+            ) from None
+        absolute[urls.bare(url)] = url
+    return absolute
 
 
 def shard_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
@@ -191,34 +203,24 @@ def write(path: Path, content: bytes) -> None:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_bytes(content)
-    os.replace(fresh, path)
+    storage.replace(path, fresh, lambda file: file.write(content))
 
 
 @once
-def heads_of(
-    urls: tuple[str, ...], *, beginnings: bool
-) -> list[tuple[remote.Head, int]]:
-    """Return head and look of each URL, asked for once. Raises UserError for one that is not there.
-
-    A look is what dataset.scan.file_tree.visit has of a file; without `beginnings` it is 0.
-    """
+def heads_of(urls: tuple[str, ...]) -> list[remote.Head]:
+    """Return the head of each URL, asked for once. Raises UserError for one that is not there."""
     for url in urls:
         remote.load(url)
 
-    def look(_: None) -> list[tuple[remote.Head, int]]:
-        found = []
-        for url, head in zip(urls, remote.heads(urls), strict=True):
-            if head is None:
-                raise UserError(
-                    f"--data: there is no {masked(url)}; put it there, or name another"
-                )
-            begin = min(BEGINNING, head.size) if beginnings else 0
-            crc = zlib.crc32(remote.read(url, 0, begin), head.size & 0xFFFFFFFF)
-            found.append((head, crc if beginnings else 0))
-        return found
-
     try:
-        return remote.apart(look, None)
+        heads = remote.apart(remote.heads, urls)
     except OSError as error:
         raise storage.end_scan(error, masked(str(error.filename))) from None
+    found = []
+    for url, head in zip(urls, heads, strict=True):
+        if head is None:
+            raise UserError(
+                f"--data: there is no {masked(url)}; put it there, or name another"
+            )
+        found.append(head)
+    return found

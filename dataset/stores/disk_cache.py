@@ -3,25 +3,27 @@
 A file a sample, written beside its place and renamed, with a checksum behind its bytes. Nothing is evicted:
 every epoch draws all samples, so whatever is kept saves a read in each. Must not know samples.
 
-How much is kept is measured, by the sizes of the files that are there. As many processes may keep samples as
-there are cores: each takes a part of the room that is left, and measures again when it has used that up.
+How much is kept is measured at the start of a run, by the sizes of the files that are there. From then on the
+file COUNT says it, under a lock: a sample is counted before it is written, whichever process does it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-import tempfile
 import threading
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from contracts import UserError
-from system.resources import cores
-from system.user_files import open_bytes
+from system.user_files import create, open_bytes
 
+COUNT = "bytes"
+"""The file of the folder that says how many bytes are kept."""
 CHECK = 4
 """Bytes of the checksum."""
 
@@ -33,11 +35,12 @@ class Kept:
         """Raise UserError where the folder cannot be made or written."""
         self.folder = folder
         self.bound = bound
-        self._share = 0  # bytes that this process may keep before it measures again
         self._full = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
+            with self._count() as file:
+                file.write(b"%d" % _measured(folder))
+                file.truncate()
         except OSError as error:
             raise UserError(
                 f"--cache-dir {folder} cannot be written: {error.strerror}; name another"
@@ -60,22 +63,33 @@ class Kept:
     def _keep(self, path: Path, data: bytes) -> None:
         """Keep bytes; a disk that fails, or is full, keeps nothing more."""
         fresh = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}")
-        count = len(data) + CHECK
         try:
-            if count > self._share:
-                room = self.bound - _measured(self.folder)
-                self._full = count > room
-                self._share = max(int(room / (2 * cores())), count)
-            if self._full:
-                return
-            self._share -= count
+            with self._count() as file:
+                # it has just been made where a person has removed it
+                before = int(file.read() or _measured(self.folder))
+                total = before + len(data) + CHECK
+                self._full = total > self.bound
+                if self._full:
+                    return
+                file.seek(0)
+                file.write(b"%d" % total)
             path.parent.mkdir(exist_ok=True)
-            fresh.write_bytes(data + _check(data))
+            fresh.unlink(missing_ok=True)  # of a process of this number that was killed
+            with create(fresh) as file:
+                file.write(data + _check(data))
             os.replace(fresh, path)
-        except OSError:
+        except (OSError, ValueError):
             self._full = True
             with suppress(OSError):
                 fresh.unlink()
+
+    @contextmanager
+    def _count(self) -> Iterator[BinaryIO]:
+        """Open COUNT, which no other process or thread then has. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self.folder / COUNT, flags, 0o666), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
 
 
 def _measured(folder: Path) -> int:

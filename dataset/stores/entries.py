@@ -51,7 +51,7 @@ class EntrySource(ABC):
         """Return the place of the sample's entry and its name, as bytes: a name may be no UTF-8."""
 
     def version(self, sample: int) -> bytes:
-        """Return the cache's key of the sample's bytes: where those change, the key changes."""
+        """Return the cache's key of the sample's bytes, which changes where they do; b"": they are not cached."""
         raise NotImplementedError
 
     def name(self, sample: int) -> str:
@@ -64,9 +64,10 @@ class EntrySource(ABC):
         A read of the storage takes `read_delay_s` longer than it would. Raises UserError when the entry is gone
         or has another size than in the manifest, and OSError when the storage fails.
         """
-        if self.kept is None:
+        key = self.version(sample) if self.kept is not None else b""
+        if self.kept is None or not key:
             return self._read(sample)
-        return self.kept.get(self.version(sample), lambda: self._read(sample))
+        return self.kept.get(key, lambda: self._read(sample))
 
     def _read(self, sample: int) -> bytes:
         try:

@@ -10,27 +10,27 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from contracts import Array, Split, UserError, counted
-from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.scan import file_tree
 from dataset.scan.byte_ranges import ReadAt
 from dataset.scan.cache import Progress
 from dataset.scan.manifest import Rejected, Rejects, printable
-from dataset.scan.packed_columns import Beside
 from dataset.stores.entries import EntrySource
-from system import storage
+from system import processes, storage
 from system.user_files import open_bytes
 
+T = TypeVar("T")
 FILES = False
 HOLDS = "a folder with train.lmdb and val.lmdb"
 LABELS = "lmdb_label"
@@ -74,6 +74,8 @@ class Store:
     The environment takes no lock, so that its table of readers bounds nothing, and does not read ahead, since
     samples are read at random.
     """
+
+    mapped = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -127,10 +129,7 @@ class Store:
                     raise self._changed(key)
                 yield transaction
         except lmdb.Error as error:
-            raise UserError(
-                f"--data: {self.path} is no LMDB that can be read, or is damaged: {error}; write or copy it "
-                "again"
-            ) from None
+            raise self._damaged(error) from None
 
     def _environment(self, lmdb: Any, look: tuple[int, ...]) -> Any:
         """Return the environment of the file that looks so, opened in this process."""
@@ -182,14 +181,43 @@ class Store:
         file_tree.remember_paths(visits, self.path.parent, [Path(self.file)])
 
     def names(self) -> list[bytes]:
-        """Return the keys of samples, in the order of their bytes. Raises UserError."""
+        """Return the keys of samples, in the order of their bytes; all pages of keys are read. Raises UserError."""
 
         def read() -> list[bytes]:
             with self.transaction() as transaction:
-                keys = transaction.cursor().iternext(keys=True, values=False)
-                return [key for key in map(bytes, keys) if key not in ABOUT]
+                entries = transaction.cursor().iternext(keys=True, values=True)
+                sizes = {bytes(key): len(value) for key, value in entries}
+            size = os.stat(self.file).st_size
+            if max(sizes.values(), default=0) > size:
+                raise self._damaged("it has a value that is larger than the file")
+            return [key for key in sizes if key not in ABOUT]
 
         return storage.in_scan(read, lambda: str(self.path))
+
+    def apart(self, read: Callable[[Store], T]) -> T:
+        """Return read(store), done in a process of its own: LMDB ends a process that meets a damaged page.
+
+        Raises UserError that says so, and what `read` raises.
+        """
+
+        def work(_: None) -> tuple[tuple[int, ...] | None, T]:
+            # LMDB says there which of its assertions has failed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            answer = read(self)
+            return self._state, answer
+
+        try:
+            self._state, answer = processes.apart(work, None)
+        except BrokenProcessPool:
+            raise self._damaged(
+                "the system has ended the process that read it, or memory was short"
+            ) from None
+        return answer
+
+    def _damaged(self, why: object) -> UserError:
+        return UserError(
+            f"--data: {self.path} is no LMDB that can be read, or is damaged: {why}; write or copy it again"
+        )
 
     def close(self) -> None:
         """Let go of the environment, which is closed when no other Store has it."""
@@ -233,7 +261,7 @@ def open(
     real = Path(os.path.realpath(data))
     path = real / f"{split}.lmdb"
     store = storage.in_scan(partial(Store, path), lambda: str(path))
-    own = labels is None and _own_list(store) is not None
+    own = labels is None and store.apart(_has_own_list)
     labelled = partial(_by_own_list if own else _by_prefix, store)
     file = Path(store.file)
 
@@ -253,17 +281,17 @@ def open(
         where=str(store.path),
         classes=classes,
         listed=own,
-        beside=Beside(real, split, [file]) if labels is None else None,
         **how,
     )
-    _own_list(store)  # to see that nothing has written to it meanwhile
+    with store.transaction():
+        pass  # to see that nothing has written to it meanwhile
     store.close()
     return Split(columns=columns, source=LmdbSource(columns, store, read_delay_s))
 
 
-def keep(columns: Images, data: Path, split: str) -> None:
-    """Save columns of data/<split>.lmdb next to it. Raises OSError."""
-    Beside(data, split, [data / f"{split}.lmdb"]).keep(Images, columns)
+def _has_own_list(store: Store) -> bool:
+    """Whether a store has a list of its samples. Raises UserError."""
+    return _own_list(store) is not None
 
 
 def _own_list(store: Store) -> list[bytes] | None:
@@ -303,7 +331,7 @@ def _by_own_list(
     store: Store, classes: Sequence[str] | None, rejects: Rejects
 ) -> Labelled:
     """Return the samples of the store's own list. Raises UserError."""
-    listed = _own_list(store)
+    listed, keys = store.apart(lambda store: (_own_list(store), store.names()))
     assert listed is not None
     try:
         used = list(map(str, json.loads(listed[0])))
@@ -319,7 +347,7 @@ def _by_own_list(
             f"--data: {store.path}: its own list of samples is damaged; pack it again, or take the first part "
             f"of each key as the class by --lmdb-label {PREFIX}"
         )
-    for key in sorted({*store.names()}.difference(names)):
+    for key in sorted({*keys}.difference(names)):
         rejects(
             store.shown(key),
             f"the store's own list has no label for it; --lmdb-label {PREFIX} takes its key",
@@ -335,7 +363,7 @@ def _by_prefix(
     """Return the samples whose keys are class/name. Raises UserError."""
     names: list[bytes] = []
     folders: list[str] = []
-    for key in store.names():
+    for key in store.apart(Store.names):
         folder, slash, _ = key.partition(b"/")
         if folder and slash:
             names.append(key)

@@ -13,6 +13,7 @@ from contracts import UserError
 from dataset.scan.manifest import is_url, masked
 from dataset.stores import remote
 from system.urls import ready
+from system.user_files import below, create, foreign_parts
 
 State = dict[str, tuple[int, int]]
 """Name below the folder -> (date in nanoseconds, bytes) of each file."""
@@ -43,9 +44,11 @@ def mirrored(
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a name below the URL may be a run's file: no mark of a folder, as consoles of buckets make them,
-    none that is hidden, and none above the folder."""
-    return name.rpartition("/")[2][:1] not in ("", ".") and ".." not in name.split("/")
+    """Whether a name below the URL may be a run's file: no mark of a folder, as consoles of buckets make them, and
+    none that is hidden or could lead out of the run's folder."""
+    with suppress(ValueError):
+        return bool(foreign_parts(name))
+    return False
 
 
 @dataclass(kw_only=True)
@@ -101,14 +104,25 @@ class _Mirror:
         if dates and max(dates) / 1e9 > uploaded_s:
             return None
         for name in names:
-            path = self.folder / name
+            path = self._below(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f".{path.name}.part")
+            # a link of that name would be followed
+            part.unlink(missing_ok=True)
+            create(part).close()
             self._tried(name, "get_file", f"{self.url}/{name}", str(part))
             # no newer than the upload: a fetch that is cut short here begins anew the next time
             os.utime(part, (int(uploaded_s), int(uploaded_s)))
             part.rename(path)
         return names
+
+    def _below(self, name: str) -> Path:
+        try:
+            return below(self.folder, name)
+        except ValueError as why:
+            raise UserError(
+                f"--output {masked(self.url)}: '{masked(name)}' {why}, {self.folder}; remove that link"
+            ) from None
 
     def _uploaded_s(self, names: Sequence[str]) -> float:
         """Return when the newest of these files was uploaded, by the storage's clock, in seconds since 1970."""

@@ -1,8 +1,8 @@
 """Objects behind URLs (s3://, https://, http://, what else fsspec knows): heads, and ranges of their bytes.
 
 fsspec and its libraries know the protocols and the credentials, and are imported when the first URL is read.
-They run an event loop in a thread, which no fork may copy: whoever forks later reads URLs `apart`, in a
-process of its own. Must not know what the bytes are.
+They run an event loop in a thread, which no fork may copy: whoever forks later reads URLs `apart`
+(system.processes). Must not know what the bytes are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 from contracts import UserError, counted
 from dataset.scan.manifest import Rejected, is_url, masked
-from system import processes, urls
+from system import urls
+from system.processes import apart as apart
 
 T = TypeVar("T")
-R = TypeVar("R")
 ReadAt = Callable[[int, int], bytes]
 """(place, length) -> so many bytes; dataset.scan.byte_ranges has the same type, and imports this module."""
 
@@ -49,7 +49,9 @@ TOGETHER = 32
 """Requests at once where many heads are asked for."""
 NO_CREDENTIALS = re.compile("Credential|SSO|ProfileNotFound|TokenRetrieval")
 """Part of the names of the errors that libraries raise where they find no credentials."""
-TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime")
+TAGS = ("ETag", "etag")
+DATES = ("Last-Modified", "LastModified", "updated", "mtime")
+"""Names by which libraries tell what a server says of an object; a date is for want of a tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +59,18 @@ class Head:
     """What a server says of an object."""
 
     size: int  # bytes
-    tag: str  # the ETag, else a date: another one for other bytes
+    tag: str  # the ETag, another one for other bytes; else a date
+    is_date: bool = False
 
     @property
     def number(self) -> int:
-        """Return the tag as a number, for a column of int64; 0 stands for none."""
+        """Return the tag as an int64: above 0 for an ETag, below for a date, which other bytes may have too; 0 for
+        none."""
         if not self.tag:
             return 0
-        return (
-            int.from_bytes(
-                hashlib.blake2b(self.tag.encode(), digest_size=8).digest(), "big"
-            )
-            >> 1
-        )
+        digest = hashlib.blake2b(self.tag.encode(), digest_size=8).digest()
+        number = int.from_bytes(digest, "big") >> 1 | 1
+        return -number if self.is_date else number
 
 
 class _Short(Exception):
@@ -232,8 +233,9 @@ def head(url: str) -> Head:
         raise UserError(
             f"{masked(url)}: the server does not say its size, so no range of it can be read"
         )
-    tag = next((str(info[name]) for name in TAGS if info.get(name)), "")
-    return Head(size=int(info["size"]), tag=tag)
+    name = next((name for name in (*TAGS, *DATES) if info.get(name)), "")
+    tag = str(info.get(name, ""))
+    return Head(size=int(info["size"]), tag=tag, is_date=name in DATES)
 
 
 def read(url: str, begin: int, length: int) -> bytes:
@@ -328,18 +330,3 @@ def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
 
     with ThreadPoolExecutor(TOGETHER) as threads:
         return list(threads.map(head_or_none, urls))
-
-
-def apart(work: Callable[[T], R], item: T) -> R:
-    """Return work(item), done in a process that ends then: this one may fork later. Raises what it raises."""
-
-    def answered(_: None) -> R | BaseException:
-        try:
-            return work(item)
-        except (OSError, UserError) as error:
-            return error
-
-    (answer,) = processes.results(answered, [None], 1)
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer

@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -42,7 +42,6 @@ from dataset.scan.manifest import (
     printable,
     writing,
 )
-from dataset.scan.packed_columns import Beside, Look
 from dataset.stores import bucket, remote
 from dataset.stores.entries import EntrySource
 from system import processes, storage
@@ -72,8 +71,6 @@ class ShardList:
     watched: Sequence[Path]  # files and folders that show a change
     # name -> the whole URL; none of files
     urls: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # of URLs with columns beside them
-    looks: Sequence[Look] = ()
 
     @classmethod
     def of_files(
@@ -99,20 +96,24 @@ class ShardList:
     @classmethod
     def of_urls(cls, folder: Path, urls: Mapping[str, str]) -> ShardList:
         """Return the shards behind these URLs, whose heads are asked for. Raises UserError."""
-        beside = (folder.parent / f"{folder.name}.columns").exists()
-        heads = bucket.heads_of(tuple(urls.values()), beginnings=beside)
+        heads = bucket.heads_of(tuple(urls.values()))
         return cls(
             folder=folder,
             names=[*urls],
-            versions=[(head.size, head.number) for head, _ in heads],
+            versions=[(head.size, head.number) for head in heads],
             watched=[folder, folder / bucket.SHARDS],
             urls=urls,
-            looks=[
-                (name.rpartition("/")[2], head.size, look)
-                for name, (head, look) in zip(urls, heads, strict=True)
-                if beside
-            ],
         )
+
+    @property
+    def ordered(self) -> bool:
+        """Whether samples keep the order in which they lie: bucket.ORDER says so."""
+        return (self.folder / bucket.ORDER).exists()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether versions tell these bytes from others of the same size: a server's date alone does not."""
+        return not self.urls or all(number > 0 for _, number in self.versions)
 
     def path(self, shard: int) -> bytes:
         """Return the path of a shard, or its URL."""
@@ -154,9 +155,11 @@ def urls_of(folder: Path) -> dict[str, str]:
         lines = file.read()
     for number, content in bucket.shard_lines(lines):
         line = os.fsdecode(content)
-        if not is_url(line) or bare(line) in urls:
+        is_file = line.startswith(("file:", "local:"))
+        if not is_url(line) or is_file or bare(line) in urls:
             raise UserError(
-                f"--data: {path} line {number} is '{masked(line)[:100]}'; each line is the URL of a shard, once"
+                f"--data: {path} line {number} is '{masked(line)[:100]}'; each line is the URL of a shard on a "
+                "server, once"
             )
         # whole, for a process that this one does not fork
         urls[bare(line)] = whole(line)
@@ -201,10 +204,12 @@ class ShardSource(EntrySource):
         return shard + b":" + name.removeprefix(base)
 
     def version(self, sample: int) -> bytes:
-        """Return what tells the bytes of an entry from others."""
+        """Return what tells the bytes of an entry from others; b"" where a server says too little for that."""
         columns = self.columns
         shard = int(columns.shard[sample])
         place = int(columns.offset[sample]), int(columns.size[sample])
+        if self.shards.versions[shard][1] <= 0:
+            return b""
         path = self.shards.path(shard)
         return path + b"?%d-%d-%d-%d" % (*self.shards.versions[shard], *place)
 
@@ -270,15 +275,40 @@ class _Listing:
     classes: Sequence[str] | None = None
     named: Sequence[str] | None = None
     listed: bool = False
+    # of a process that reads URLs: a shard, the place in it of some bytes, and these
+    _held: tuple[int, int, bytes] = (-1, 0, b"")
 
     @property
     def remote(self) -> bool:
         """Whether the shards lie behind URLs."""
         return bool(self.shards.urls)
 
-    def opened(self, index: Any) -> AbstractContextManager[tuple[int, ReadAt]]:
+    @contextmanager
+    def opened(self, index: Any) -> Iterator[tuple[int, ReadAt]]:
         """Open the entry of that number in the list."""
-        return self._images.open_entry(index)
+        with self._images.open_entry(index) as (size, read_at):
+            near = self.remote and self._is_near(index)
+            yield size, partial(self._ahead, index, size) if near else read_at
+
+    def _is_near(self, index: int) -> bool:
+        """Whether the next entry of the list lies little behind this one."""
+        columns = self._images.columns
+        following = columns.offset[index + 1 : index + 2]
+        apart = int(following.sum()) - int(columns.offset[index])
+        same_shard = not np.diff(columns.shard[index : index + 2]).any()
+        return same_shard and 0 < apart < REMOTE_WINDOW // 4
+
+    def _ahead(self, index: int, size: int, offset: int, length: int) -> bytes:
+        """Return a range of an entry behind a URL; one request brings what the next entries need, too."""
+        shard = int(self._images.columns.shard[index])
+        begin = int(self._images.columns.offset[index]) + offset
+        length = max(min(length, size - offset), 0)
+        held, first, data = self._held
+        if held != shard or not first <= begin <= begin + length <= first + len(data):
+            with self.shards.opened(shard) as read_at:
+                first, data = begin, read_at(begin, max(length, REMOTE_WINDOW))
+            self._held = shard, first, data
+        return data[begin - first :][:length]
 
     def shown(self, index: Any) -> bytes:
         """Return what rejected.txt calls an entry, or a class."""
@@ -350,7 +380,7 @@ class _Listing:
         """Walk all shards, and return their images in the order of the names. Raises UserError.
 
         Where an image has no name, or two have the same and other bytes or labels, each is named by its shard,
-        and its row or its own name.
+        and its row or its own name. A store that is `ordered` keeps its order, and its names, instead.
         """
         shards = self.shards
         count = len(shards.names)
@@ -377,6 +407,8 @@ class _Listing:
                 f"--data: a process that reads the shards of {shards.folder} was killed: {processes.KILLED}; "
                 "mend that, and start again"
             ) from None
+        if shards.ordered and all(name for name, _, _ in rows):
+            return rows
         rows.sort(key=itemgetter(0, 1))
         twice = (pair for pair in pairwise(rows) if pair[0][0] == pair[1][0])
         if (rows and not rows[0][0]) or not all(map(self._same, twice)):
@@ -523,6 +555,7 @@ class ShardStore:
         classes: Sequence[str] | None = None,
         read_delay_s: float = 0.0,
         labels: str | None = None,
+        rescan: bool = False,
         **how: Any,
     ) -> Split:
         """Open the images of a split, as dataset.stores.SourceModule says.
@@ -554,6 +587,7 @@ class ShardStore:
                 split,
                 labels,
                 named,
+                shards.ordered,
                 *(shards.versions if shards.urls else ()),
             ],
             where=f"{folder}/*{self.ending}",
@@ -561,32 +595,7 @@ class ShardStore:
             table=ShardImages,
             classes=classes,
             listed=lambda: listing.listed,
-            # --label-key asks for other labels than those that were packed
-            beside=self._beside(real, split, shards) if labels is None else None,
+            rescan=rescan or not shards.comparable,
             **how,
         )
         return Split(columns=columns, source=ShardSource(columns, shards, read_delay_s))
-
-    def _beside(self, data: Path, split: str, shards: ShardList) -> Beside:
-        files = [] if shards.urls else [shards.folder / name for name in shards.names]
-        return Beside(data, split, files, shards.looks)
-
-    def keep(self, columns: Images, data: Path, split: str) -> None:
-        """Save columns of a split next to it, in their order, with the places of its entries of these names.
-
-        Nothing but the shards' own headers is read: the images have been scanned where they were packed from.
-        Raises UserError and OSError.
-        """
-        shards = self._shards(data, split)
-        listing = _Listing(kind=self.kind, shards=shards, about=self._prepared(shards))
-        rows = listing.rows(Rejects(io.StringIO()), lambda *_: None)
-        # by the name that was written: where one file was packed twice any of its places will do
-        place_of = {entry.name: (shard, entry.offset) for _, shard, entry in rows}
-        try:
-            places = [place_of[columns.entry(sample)] for sample in range(len(columns))]
-        except KeyError as error:
-            raise UserError(
-                f"{data}: {split} was not written with '{printable(error.args[0])}'; try again"
-            ) from None
-        extra = dict(zip(ShardImages.EXTRA, zip(*places, strict=True), strict=True))
-        self._beside(data, split, shards).keep(ShardImages, columns, extra)

@@ -177,6 +177,8 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(
     assert other.how == "measured"
     # b cannot run here any more
     assert chosen(Opener(clock), tmp_path, names=["a", "c"]).loader == "a"
+    # and now it can, which that answer does not know of
+    assert chosen(Opener(clock), tmp_path).loader == "b"
     for path in tmp_path.rglob("*.json"):
         path.write_text("{")
     assert chosen(Opener(clock), tmp_path).how == "measured"

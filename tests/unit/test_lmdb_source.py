@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contracts import Split
 from dataset.open import open_split
 from dataset.stores import lmdb as source
 from dataset.stores.lmdb import Store
+from loaders._workers import died
 from tests.conformance import scenes
 from tests.conformance.sources import write_lmdb
 from tests.unit.folders import refused, samples
@@ -156,3 +160,115 @@ def test_what_is_no_sample_is_left_out_by_name(
     assert "a/z\tno known image format" in said
     monkeypatch.setitem(sys.modules, "lmdb", None)
     assert "pip install lmdb" in refused(lambda: opened(data))
+
+
+PAGE = 4096
+
+
+def pages_of(file: Path) -> dict[str, list[int]]:
+    """The place of each page of a store, by what the flags of its head say (MDB_page in LMDB's mdb.c)."""
+    content = file.read_bytes()
+    found: dict[str, list[int]] = {"branch": [], "leaf": [], "overflow": []}
+    for place in range(2 * PAGE, len(content), PAGE):
+        flags = int.from_bytes(content[place + 10 : place + 12], "little")
+        for name, flag in {"branch": 1, "leaf": 2, "overflow": 4}.items():
+            if flags == flag:
+                found[name].append(place)
+    return found
+
+
+def write_at(content: bytearray, place: int, data: bytes) -> bytearray:
+    content[place : place + len(data)] = data
+    return content
+
+
+def first_node(content: bytearray, page: int) -> int:
+    return page + int.from_bytes(content[page + 16 : page + 18], "little")
+
+
+DAMAGE: dict[str, tuple[str, Callable[[bytearray, int], object]]] = {
+    "size of a node": (
+        "leaf",
+        lambda all_, page: write_at(all_, first_node(all_, page), b"\xff\xff\xff\x7f"),
+    ),
+    "kind of a leaf": ("leaf", lambda all_, page: write_at(all_, page + 10, b"\1")),
+    "kind of a branch": ("branch", lambda all_, page: write_at(all_, page + 10, b"\2")),
+    "page of a branch": (
+        "branch",
+        lambda all_, page: write_at(all_, first_node(all_, page), b"\xff\xff\xff\x3f"),
+    ),
+    "offsets of nodes": (
+        "leaf",
+        lambda all_, page: write_at(all_, page + 16, b"\xfe\xff" * 40),
+    ),
+    "a leaf of zeros": ("leaf", lambda all_, page: write_at(all_, page, bytes(PAGE))),
+    "a branch of zeros": (
+        "branch",
+        lambda all_, page: write_at(all_, page, bytes(PAGE)),
+    ),
+    "a leaf of ones": ("leaf", lambda all_, page: write_at(all_, page, b"\xff" * PAGE)),
+    "its roots": (
+        "leaf",
+        lambda all_, _: [
+            write_at(all_, meta * PAGE + 16 + 120, b"\xff\xff\xff\x3f")
+            for meta in (0, 1)
+        ],
+    ),
+    "zeros alone": (
+        "leaf",
+        lambda all_, _: write_at(all_, 0, bytes(len(all_))),
+    ),
+}
+
+
+@pytest.fixture
+def no_fault_handler() -> Iterator[None]:
+    """Pytest's own would write down each process that ends so."""
+    was = faulthandler.is_enabled()
+    faulthandler.disable()
+    yield
+    if was:
+        faulthandler.enable(2)
+
+
+@pytest.mark.usefixtures("no_fault_handler")
+@pytest.mark.parametrize("own_list", [False, True], ids=["by-key", "own-list"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_page_ends_a_scan_with_a_line(
+    kind: str,
+    own_list: bool,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """LMDB ends the process that meets one, or the system does: this process is there after it."""
+    small = scenes.small(200)
+    files = {
+        f"{'ab'[n % 2]}/{n:03d}.png": data for n, data in enumerate(small.values())
+    }
+    if own_list:
+        keys = [*map(str.encode, sorted(files))]
+        about = source.samples_of(keys, np.arange(200) % 2, ("a", "b"))
+        files |= {name.decode(): value for name, value in about.items()}
+    data = data_of(tmp_path, files)
+    assert len(opened(data).columns) == 200
+    file = data / "train.lmdb" / "data.mdb"
+    which, damage = DAMAGE[kind]
+    content = bytearray(file.read_bytes())
+    for page in pages_of(file)[which]:
+        damage(content, page)
+    file.write_bytes(content)
+    said = refused(lambda: opened(data))
+    assert "train.lmdb" in said and "damaged" in said
+    assert "copy it again" in said
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGBUS])
+def test_a_worker_that_lmdb_has_ended_names_the_store(number: int) -> None:
+    class Ended:
+        exitcode = -number
+        pid = 7
+
+    said = died(Ended(), "/data/train.lmdb:a/1.png")
+    assert "busy with /data/train.lmdb:a/1.png" in said
+    assert "an LMDB, was cut short, is damaged" in said

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
+import io
+import json
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from contracts import Split, UserError
-from dataset.images import scan
-from dataset.open import open_splits
+from dataset.open import open_split, open_splits
 from scripts import _stores, pack
 from settings.config import build
 from tests.conformance import scenes, sources
@@ -51,29 +57,86 @@ def packed(data: Path, form: str) -> Path:
     return data.parent / form
 
 
+def stored(data: Path, split: str, form: str) -> list[tuple[str, str, bytes]]:
+    """Name, class and bytes of each image, in the order of the store, as the packages of the format read it."""
+    folder = data / split
+    if form == "folder":
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return [
+            (str(path.relative_to(folder)), path.parent.name, path.read_bytes())
+            for path in files
+        ]
+    if form == "tar":
+        classes = (folder / "classes.txt").read_text().splitlines()
+        members: dict[str, bytes] = {}
+        for shard in sorted(folder.glob("*.tar")):
+            with tarfile.open(shard) as file:
+                for member in file:
+                    found: Any = file.extractfile(member)
+                    members[member.name] = found.read()
+        return [
+            (name, classes[int(members[f"{name.rpartition('.')[0]}.cls"])], content)
+            for name, content in members.items()
+            if not name.endswith(".cls")
+        ]
+    if form == "arrow":
+        arrow = importlib.import_module("pyarrow")
+        content = (folder / "data-00000.arrow").read_bytes()
+        rows = arrow.ipc.open_stream(content).read_all().to_pylist()
+        about = json.loads((folder / "dataset_info.json").read_text())
+        classes = about["features"]["label"]["names"]
+        return [
+            (row["image"]["path"], classes[row["label"]], row["image"]["bytes"])
+            for row in rows
+        ]
+    lmdb = importlib.import_module("lmdb")
+    with (
+        lmdb.open(f"{folder}.lmdb", subdir=False, readonly=True, lock=False) as store,
+        store.begin() as transaction,
+    ):
+        held = [
+            transaction.get(f"__{name}__".encode())
+            for name in ("classes", "names", "ends", "labels")
+        ]
+        ends = np.frombuffer(held[2], "<i8").tolist()
+        keys = [held[1][begin:end] for begin, end in pairwise(ends)]
+        classes = [json.loads(held[0])[n] for n in np.frombuffer(held[3], "<i4")]
+        return [
+            (key.decode(), name, transaction.get(key))
+            for key, name in zip(keys, classes, strict=True)
+        ]
+
+
+def trained(split: Split) -> list[tuple[str, str, bytes]]:
+    """Name, class and bytes of each sample, in its order, as training gets it."""
+    columns = split.columns
+    return [
+        (
+            os.fsdecode(columns.entry(i)),
+            columns.classes[columns.label[i]],
+            split.source.read(i),
+        )
+        for i in range(len(columns))
+    ]
+
+
+WANTED = sorted((name, name[0], content) for name, content in FILES.items())
+
+
 @FORMATS
 @pytest.mark.parametrize("source", ["folder", "list", "tar"])
-def test_a_pack_is_the_same_data(
-    form: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In its order, and it opens without a header being read, also where it was copied to."""
+def test_a_pack_is_the_same_data(form: str, source: str, tmp_path: Path) -> None:
+    """In its order, also where it was copied to, and as other programs read it."""
     data = data_of(tmp_path, source)
     target = packed(data, form)
-    copy = shutil.copytree(target, tmp_path / "copy", copy_function=shutil.copy)
+    copy = Path(shutil.copytree(target, tmp_path / "copy", copy_function=shutil.copy))
+    assert not [*target.glob("*.columns")]
     origin = opened(data)
-    scanned = opened(target, rescan=True)
-    if form != "folder":
-        monkeypatch.setattr(scan, "read_headers", None)
-    monkeypatch.setattr("dataset.stores.tar.walk", None)
-    splits = opened(Path(copy))
-    # a loader's worker may start no process to read
-    monkeypatch.setattr("system.processes.results", None)
-    for split, found in splits.items():
-        expected = origin[split]
-        assert found.columns.fingerprint == expected.columns.fingerprint
-        assert found.columns.fingerprint == scanned[split].columns.fingerprint
+    rows = {split: stored(copy, split, form) for split in origin}
+    for split, found in opened(copy).items():
+        assert found.columns.fingerprint == origin[split].columns.fingerprint
         assert found.columns.classes == ("a", "b")
-        assert all_read(found.source) == all_read(expected.source)
+        assert trained(found) == rows[split] == WANTED
 
 
 def listed(tmp_path: Path) -> Path:
@@ -106,22 +169,37 @@ def test_a_share_goes_to_val(tmp_path: Path) -> None:
 def test_a_line_that_comes_twice(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two samples, with labels of the list; what cannot hold them is refused before anything is written."""
+    """Two samples, with labels and the order of the list; what cannot hold them is refused before it is written."""
     data = listed(tmp_path)
-    if form == "folder":
+    if form in ("folder", "tar"):
         assert pack.main(command(data, form)) == 2
-        assert "names begin with their class" in capsys.readouterr().err
+        wanted = "names begin with" if form == "folder" else "names end as images"
+        assert wanted in capsys.readouterr().err
         return
     target = packed(data, form)
     found, origin = (opened(each)["train"] for each in (target, data))
     assert found.columns.fingerprint == origin.columns.fingerprint
-    assert all_read(found.source) == all_read(origin.source)
-    shutil.rmtree(target / "train.columns")
-    if form != "tar":
-        columns = opened(target, rescan=True)["train"].columns
-        assert len(columns) == 8 and columns.classes == ("yes", "no", "x")
-    if form == "lmdb":
-        assert columns.fingerprint == origin.columns.fingerprint, "it has the order too"
+    assert found.columns.classes == ("yes", "no", "x")
+    rows = stored(target, "train", form)
+    assert trained(found) == rows
+    assert [(name, label) for name, label, _ in rows] == [
+        tuple(line.split(",")) for line in (data / "train.csv").read_text().split()
+    ]
+
+
+def test_the_order_of_a_list_is_kept_in_tars(tmp_path: Path) -> None:
+    """Beside the shards; where it is taken away the order is that of the names."""
+    data = listed(tmp_path)
+    for split in ("train", "val"):
+        lines = (data / f"{split}.csv").read_text().splitlines()
+        (data / f"{split}.csv").write_text("\n".join(lines[:-1]))
+    target = packed(data, "tar")
+    rows = stored(target, "train", "tar")
+    found = opened(target)["train"]
+    assert trained(found) == rows and [name for name, *_ in rows] == sorted(FILES)[::-1]
+    assert found.columns.fingerprint == opened(data)["train"].columns.fingerprint
+    (target / "train" / "order.txt").unlink()
+    assert trained(opened(target)["train"]) == sorted(rows)
 
 
 def test_an_lmdb_has_its_labels_in_itself(tmp_path: Path) -> None:
@@ -258,7 +336,201 @@ def test_what_is_not_read_back_as_written_is_refused(
     assert not (tmp_path / form).exists()
 
 
-def test_columns_of_another_store_are_not_taken(
+def in_place(path: Path, old: bytes, new: bytes) -> None:
+    """Write over some bytes of a file, whose size and date stay."""
+    before = path.stat()
+    content = path.read_bytes()
+    assert old in content and len(old) == len(new)
+    with open(path, "r+b") as file:
+        file.write(content.replace(old, new))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def mend_tar(target: Path) -> None:
+    """Change the class of one image in its .cls."""
+    with tarfile.open(target / "train" / "000000.tar") as tar:
+        place = tar.getmember("b/small-005.cls").offset_data
+    before = (target / "train" / "000000.tar").stat()
+    with open(target / "train" / "000000.tar", "r+b") as file:
+        file.seek(place)
+        file.write(b"0")
+    os.utime(
+        target / "train" / "000000.tar", ns=(before.st_atime_ns, before.st_mtime_ns)
+    )
+
+
+def mend_arrow(target: Path) -> None:
+    """Write the shard again with other labels."""
+    arrow = importlib.import_module("pyarrow")
+    path = target / "train" / "data-00000.arrow"
+    before = path.stat()
+    table = arrow.ipc.open_stream(path.read_bytes()).read_all()
+    table = table.set_column(1, "label", arrow.array([1] * len(table), arrow.int64()))
+    with open(path, "r+b") as file, arrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def mend_lmdb(target: Path) -> None:
+    """Pack it again with other labels, as somebody else's script does."""
+    store = target / "train.lmdb"
+    before = store.stat()
+    lmdb = importlib.import_module("lmdb")
+    with (
+        lmdb.open(str(store), subdir=False) as opened_,
+        opened_.begin(write=True) as transaction,
+    ):
+        labels = transaction.get(b"__labels__")
+        transaction.put(b"__labels__", labels[::-1][3:] + labels[::-1][:3])
+    os.utime(store, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def rename_class(target: Path) -> None:
+    in_place(target / "train" / "classes.txt", b"a\nb", b"c\nb")
+
+
+def rename_feature(target: Path) -> None:
+    in_place(target / "train" / "dataset_info.json", b'"a"', b'"c"')
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "tar": ("tar", mend_tar),
+    "arrow": ("arrow", mend_arrow),
+    "lmdb": ("lmdb", mend_lmdb),
+    "lmdb in place": (
+        "lmdb",
+        lambda target: in_place(
+            target / "train.lmdb",
+            np.array([0, 0, 0, 0, 1, 1, 1], "<i4").tobytes(),
+            np.array([1, 0, 1, 0, 1, 0, 1], "<i4").tobytes(),
+        ),
+    ),
+    "classes.txt": ("tar", rename_class),
+    "dataset_info.json": ("arrow", rename_feature),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_mended_in_a_store_is_what_training_gets(
+    change: str, tmp_path: Path
+) -> None:
+    """Where it was opened before, and where it was not; its size and its date are as they were."""
+    form, apply = CHANGES[change]
+    if not sources.here(form):
+        pytest.skip(f"no package for {form}")
+    target = packed(data_of(tmp_path), form)
+
+    def found(data: Path) -> list[tuple[str, str, bytes]]:
+        return trained(open_split(data / "train", cache=tmp_path / "cache"))
+
+    before = found(target)
+    assert before == stored(target, "train", form)
+    apply(target)
+    copy = Path(shutil.copytree(target, tmp_path / "copy"))
+    for place in (target, copy):
+        assert found(place) == stored(place, "train", form) != before
+
+
+def test_an_image_that_was_turned_in_place_has_its_own_size(tmp_path: Path) -> None:
+    """Its bytes are as many as before: 4 x 2 pixels of a BMP, then 2 x 4."""
+
+    def bmp(width: int, height: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("RGBA", (width, height), (9, 8, 7, 255)).save(file, "BMP")
+        return file.getvalue()
+
+    assert len(bmp(4, 2)) == len(bmp(2, 4))
+    data = fill(
+        tmp_path / "data",
+        {
+            f"{split}/{name}.bmp": bmp(4, 2)
+            for split in ("train", "val")
+            for name in ("a/1", "b/2")
+        },
+    )
+    target = packed(data, "tar")
+    assert opened(target)["train"].columns.width.tolist() == [4, 4]
+    in_place(target / "train" / "000000.tar", bmp(4, 2), bmp(2, 4))
+    columns = opened(target)["train"].columns
+    assert columns.width.tolist() == [2, 2] and columns.height.tolist() == [4, 4]
+
+
+@FORMATS
+@pytest.mark.parametrize("fault", ["label", "name", "last"])
+def test_a_store_with_other_names_or_labels_is_refused(
+    form: str,
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The store is read, and not what the writer has in mind."""
+    data = data_of(tmp_path)
+    write = _stores.FORMATS[form].write
+    samples_of = _stores.samples_of
+    if fault == "label":
+        # an LMDB has them from here, and not from `write`
+        monkeypatch.setattr(
+            _stores, "samples_of", lambda n, labels, c: samples_of(n, labels[::-1], c)
+        )
+
+    def faulty(writer: Any, batch: list[_stores.Packed]) -> Any:
+        first = batch[0]
+        if fault == "label":
+            other = first.name.replace(b"a/", b"b/")
+            name = other if form == "folder" else first.name
+            batch = [first._replace(name=name, label=1 - first.label), *batch[1:]]
+        elif fault == "name":
+            batch = [first._replace(name=first.name[:-5] + b"7.jpg"), *batch[1:]]
+        else:
+            batch = batch[:-1]
+        return write(writer, batch)
+
+    monkeypatch.setattr(_stores.FORMATS[form], "write", faulty)
+    assert pack.main(command(data, form)) == 2
+    said = capsys.readouterr().err
+    assert "names and labels that were written" in said
+    assert not (tmp_path / form).exists()
+
+
+OUTSIDE = {
+    "absolute": ("", "{home}/planted.jpg"),
+    "above": ("..", "../../home/planted.jpg"),
+    "above in the middle": ("a", "a/../../../home/planted.jpg"),
+    "here": (".", "./planted.jpg"),
+    "doubled": ("a", "a//planted.jpg"),
+    "hidden": (".git", ".git/hooks/post-checkout"),
+    "hidden below": ("a", "a/.ssh/planted.jpg"),
+    "backslashes": ("a", "a/..\\..\\planted.jpg"),
+    "a drive": ("C:", "C:/planted.jpg"),
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_a_name_never_leads_out_of_a_folder(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stranger's set of Arrow files names its images so."""
+    pytest.importorskip("pyarrow")
+    label, name = OUTSIDE[kind]
+    home = tmp_path / "home"
+    home.mkdir()
+    content = FILES["a/small-000.jpg"]
+    for split in ("train", "val"):
+        sources.write_arrow(
+            tmp_path / "data" / split / "data-00000-of-00001.arrow",
+            [(content, name.format(home=home), 0)],
+            (label,),
+        )
+    before = sorted(tmp_path.rglob("*"))
+    assert pack.main(command(tmp_path / "data", "folder")) == 2
+    assert "or leads elsewhere" in capsys.readouterr().err
+    cached = tmp_path / "cache-data"
+    left = [path for path in tmp_path.rglob("*") if not path.is_relative_to(cached)]
+    assert sorted(left) == before
+
+
+def test_a_store_that_others_add_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = data_of(tmp_path)

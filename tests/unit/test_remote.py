@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import shutil
+import subprocess
 import sys
+import tarfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from PIL import Image
 
 from contracts import Split
 from dataset.open import are_files, open_splits
@@ -250,27 +256,122 @@ def test_a_shard_that_changes_is_walked_again(server: Server, tmp_path: Path) ->
     assert opened(server.url, tmp_path)["train"].columns.folder != before.columns.folder
 
 
-def test_a_packed_set_opens_without_a_walk(
+def packed(server: Server, tmp_path: Path, files: dict[str, bytes] = FILES) -> str:
+    """Serve a set that scripts.pack wrote, and return its URL."""
+    for place in ("train", "val"):
+        fill(tmp_path / "origin" / place, files)
+    target = str(server.root / "set")
+    origin = str(tmp_path / "origin")
+    assert pack.main([target, "--from", origin, "--format", "tar"]) == 0
+    return f"{server.url}/set"
+
+
+def mend(shard: Path) -> list[bytes]:
+    """Make class a of all images of a packed shard, in place; its size and date stay. Return what it then says."""
+    before = shard.stat()
+    with tarfile.open(shard) as tar:
+        places = [member.offset_data for member in tar if member.name.endswith("cls")]
+    with open(shard, "r+b") as file:
+        for place in places:
+            file.seek(place)
+            file.write(b"0")
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with tarfile.open(shard) as tar:
+        found: list[Any] = [tar.extractfile(m) for m in tar if m.name.endswith("cls")]
+        return [each.read() for each in found]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["opened-before", "never-opened"])
+def test_a_packed_shard_with_another_etag_has_its_own_labels(
+    known: bool, server: Server, tmp_path: Path
+) -> None:
+    url = packed(server, tmp_path)
+    if known:
+        assert (
+            opened(url, tmp_path)["train"].columns.label.tolist() == [0] * 4 + [1] * 4
+        )
+    assert mend(server.root / "set/train/000000.tar") == [b"0"] * 8
+    server.etags["set/train/000000.tar"] = '"mended"'
+    found = opened(url, tmp_path)["train"]
+    assert found.columns.label.tolist() == [0] * 8
+    assert sorted(all_read(found.source)) == sorted(FILES.values())
+
+
+def test_a_date_tells_too_little(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("train", "val"):
-        fill(tmp_path / "origin" / place, FILES)
-    assert (
-        pack.main(
-            [
-                str(server.root / "set"),
-                "--from",
-                str(tmp_path / "origin"),
-                "--format",
-                "tar",
-            ]
-        )
-        == 0
+    """A server without ETags: its shards are walked at each start, and nothing of them is kept."""
+    head = remote.head
+
+    def dated(url: str) -> remote.Head:
+        return remote.Head(size=head(url).size, tag="Mon, 5 May 2025", is_date=True)
+
+    monkeypatch.setattr(remote, "head", dated)
+    url = packed(server, tmp_path)
+    how: dict[str, Any] = {"cache_dir": tmp_path / "kept"}
+    first = opened(url, tmp_path, **how)["train"]
+    assert first.columns.label.tolist() == [0] * 4 + [1] * 4
+    all_read(first.source)
+    mend(server.root / "set/train/000000.tar")
+    for split in ("train", "val"):
+        fill(server.root / "set" / split, {"classes.txt": b"a\nc\n"})
+    found = opened(url, tmp_path, **how)["train"]
+    assert found.columns.label.tolist() == [0] * 8
+    assert found.columns.classes == ("a", "c")
+    assert not [*(tmp_path / "kept").glob("??/*")]
+
+
+def test_headers_that_lie_near_by_come_with_one_request(
+    server: Server, tmp_path: Path
+) -> None:
+    """Of 64 images there are fewer requests than images; each has the size that Pillow says."""
+    files = scenes.of_two_classes(64)
+    url = packed(server, tmp_path, files)
+    server.asked.clear()
+    split = opened(url, tmp_path)["train"]
+    assert server.asked["set/train/000000.tar"] < 16
+    sizes = [Image.open(io.BytesIO(files[name])).size for name in sorted(files)]
+    columns = split.columns
+    assert [*zip(columns.width, columns.height, strict=True)] == sizes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "file:///etc/passwd",
+        "http://169.254.169.254/latest/meta-data/0.tar",
+        "../../other/0.tar",
+        "%2e%2e/%2e%2e/other/0.tar",
+        "/etc/0.tar",
+        "a//0.tar",
+        "{url}/train/../../other/0.tar",
+        "{url}-other/train/0.tar",
+    ],
+)
+def test_a_servers_list_names_what_lies_below_it(
+    line: str, server: Server, tmp_path: Path
+) -> None:
+    shards(server.root / "set")
+    url = f"{server.url}/set"
+    lines = f"0.tar\n{url}/train/1.tar\n"
+    fill(server.root / "set", {"train/shards.txt": lines.encode()})
+    assert len(opened(url, tmp_path)["train"].columns) == 8
+    lines += line.format(url=url)
+    fill(server.root / "set", {"train/shards.txt": lines.encode()})
+    paths = len(server.paths)
+    said = refused(lambda: opened(url, tmp_path))
+    assert "train/shards.txt line 3: " in said and "is not below" in said
+    assert not [path for path in server.paths[paths:] if "other" in path]
+
+
+def test_a_list_of_ones_own_names_no_files(server: Server, tmp_path: Path) -> None:
+    shards(tmp_path / "set")
+    data = names(server, tmp_path / "own")
+    line = f"file://{tmp_path}/set/train/0.tar"
+    fill(data, {"train/shards.txt": line.encode()})
+    assert "is the URL of a shard on a server" in refused(
+        lambda: opened(data, tmp_path)
     )
-    monkeypatch.setattr("dataset.stores.tar.walk", None)
-    monkeypatch.setattr("dataset.images.scan.read_headers", None)
-    split = opened(f"{server.url}/set", tmp_path)["train"]
-    assert sorted(all_read(split.source)) == sorted(FILES.values())
 
 
 def test_a_signature_is_in_no_message(
@@ -375,6 +476,71 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     assert again.get(b"a", lambda: b"1" * 100) == b"1" * 100 and size() == 104
     (tmp_path / "file").write_bytes(b"")
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
+
+
+KEEPS = """
+import sys
+from pathlib import Path
+from dataset.stores.disk_cache import Kept
+kept = Kept(Path(sys.argv[1]), int(sys.argv[2]))
+for number in range(60):
+    content = b"%d" % number * 300
+    assert kept.get(b"%s %d" % (sys.argv[3].encode(), number), lambda: content) == content
+    if number == 0:
+        print(flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_sixteen_processes_keep_no_more_than_the_bound(tmp_path: Path) -> None:
+    """Each has kept one sample when they go on together, and together they have twice what the bound allows."""
+    folder = tmp_path / "kept"
+    bound = 16 * 60 * 600 // 2
+    command = [sys.executable, "-c", KEEPS, str(folder), str(bound)]
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen([*command, str(number)], stdin=pipe, stdout=pipe, text=True)
+        for number in range(16)
+    ]
+    for process in running:
+        assert process.stdout is not None and process.stdout.readline() == "\n"
+    for process in running:
+        process.communicate("go\n")
+        assert process.returncode == 0
+    size = sum(path.stat().st_size for path in folder.glob("??/*"))
+    assert 0.97 * bound < size <= bound
+
+
+def test_what_a_bucket_names_stays_in_the_runs_folder(tmp_path: Path) -> None:
+    """Names that lead elsewhere are not fetched; links in the folder, and below temporary names, are not followed."""
+    folder = tmp_path / "run"
+    home = tmp_path / "home"
+    home.mkdir()
+    names = [
+        "last.pt",
+        "step/1.pt",
+        f"/{home}/planted",
+        "../home/planted",
+        "step//1.pt",
+        ".git/hooks/post-checkout",
+        "a/.ssh/planted",
+        "C:/planted",
+        "..\\planted",
+        "pictures/",
+    ]
+    assert [name for name in names if mirror._is_ours(name)] == names[:2]
+    url = f"file://{tmp_path}/bucket"
+    fill(tmp_path / "bucket", {"last.pt": b"l", "step/1.pt": b"1"})
+    folder.mkdir()
+    (folder / ".last.pt.part").symlink_to(home / "planted")
+    mirror._Mirror(url=url, folder=folder).fetch(resuming=True)
+    assert (folder / "last.pt").read_bytes() == b"l" and not [*home.iterdir()]
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "step").symlink_to(home)
+    said = refused(lambda: mirror._Mirror(url=url, folder=folder).fetch(resuming=True))
+    assert "'step/1.pt' leads out of the folder by a link" in said
+    assert not [*home.iterdir()]
 
 
 def test_a_fetch_that_was_cut_short_is_done_again(

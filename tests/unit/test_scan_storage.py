@@ -98,7 +98,8 @@ def test_a_moment_of_failing_storage_changes_nothing(
                 contents = [read(again, sample) for sample in range(len(again))]
                 failed += len(asked) > first
             assert sorted(contents) == sorted(files.values())
-    assert failed > 4
+    # most of an LMDB's calls are in processes of their own, which do not count here
+    assert failed > 3
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dataset.coco.scan import open_coco
 from engine import checkpoint
 from models import Unusable
 from settings.preset import read_preset
+from system import storage, user_files
 
 
 def _coco(path: Path) -> object:
@@ -49,3 +50,55 @@ def test_a_pipe_in_place_of_a_file_is_said(kind: str, tmp_path: Path) -> None:
         os.close(held)
     assert name.rpartition("/")[2] in str(said.value)
     assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            "/",
+            "/etc/passwd",
+            "//etc/passwd",
+            "a//b",
+            "a/",
+            ".",
+            "..",
+            "a/../b",
+            "a/./b",
+        ),
+        *(".git/hooks/x", "a/.b", "a\\b", "..\\b", "C:b", "c:/b", "a\0b"),
+    ],
+)
+def test_a_strangers_name_that_could_lead_elsewhere(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is absolute|begins with a dot|a backslash"):
+        user_files.below(tmp_path, name)
+
+
+def test_a_strangers_name_lies_below_the_folder(tmp_path: Path) -> None:
+    """Also where the folder itself is a link; a link in it may lead to a folder of it, and to no other."""
+    root = tmp_path / "root"
+    (root / "own").mkdir(parents=True)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to(root)
+    (root / "inside").symlink_to(root / "own")
+    (root / "outside").symlink_to(tmp_path / "home")
+    for name in ("a", "a b/c:d/e", "inside/x", "new/folder/\xe9"):
+        for folder in (root, tmp_path / "link"):
+            path = user_files.below(folder, name)
+            assert path == folder / name
+            assert os.path.commonpath([os.path.realpath(path), root]) == str(root)
+    with pytest.raises(ValueError, match="leads out of the folder by a link"):
+        user_files.below(root, "outside/x")
+
+
+def test_a_link_under_a_temporary_name_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    new = tmp_path / ".last.pt.new"
+    new.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        user_files.create(new)
+    storage.replace(tmp_path / "last.pt", new, lambda file: file.write(b"theirs"))
+    assert victim.read_bytes() == b"mine" and not (tmp_path / "last.pt").is_symlink()
+    assert (tmp_path / "last.pt").read_bytes() == b"theirs" and not new.exists()
