@@ -68,7 +68,7 @@ class Instances(Pictures):
     category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 7"
+    VERSION: ClassVar[str] = "instances 8"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),
