@@ -46,6 +46,10 @@ def predict(
     load = config.loading
     assert run.predict is not None
     kind = kind_of(config)
+    if not kind.predicts:
+        raise UserError(
+            f"--predict is not for {kind.unpredicted or f'--task {kind.name}'}"
+        )
     on_gpu = world.device.type == "cuda"
     loader_name = kind.may_open(config, gpu=on_gpu)[0]
     if loader_name == "synthetic":

@@ -1,7 +1,7 @@
 """Files without classes, for predictions: a folder, a list or one file -> a split, and a place for each file.
 
 Must not know models. A file that cannot be read is no sample, and keeps its place and the reason. The files
-are written as a list below the cache, and that is scanned as any list is: one scan, found again.
+are written as a list below the cache, and that is scanned as any list is, at each prediction.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def open_unlabelled(
     how: dict[str, Any] = {
         "cache": cache,
         "progress": progress,
-        "rescan": settings.rescan,
+        # a file may have been written over since the last one, and its folder does not show it
+        "rescan": True,
         "max_pixels": settings.max_pixels,
     }
     what = content.removesuffix("s")

@@ -4,6 +4,7 @@ by name.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,7 +31,7 @@ from engine.failures import Failures
 from engine.loss_log import LossLog
 from engine.ranks import is_gone
 from engine.step import Step
-from engine.stop import Asked, StopRequest
+from engine.stop import Asked, StopRequest, say_after_torchrun
 from engine.validation import Validation
 from engine.watch import Watch, WatchedLoader
 from settings.optimisation import Optimisation
@@ -130,7 +131,10 @@ class Training:
         """
         if not finished:
             remedy = self.checkpoints.where if self.loader else "run it again"
-            self.report.info(f"stopped at step {self.progress.step}; {remedy}")
+            line = f"stopped at step {self.progress.step}; {remedy}"
+            self.report.info(line)
+            if self.world.rank == 0 and self.stop.signal == signal.SIGINT:
+                say_after_torchrun(line)
             code = 128 + max(self.world.gather(self.stop.signal or 0))
             leave_within(CLOSING_S, code)
             return code

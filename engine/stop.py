@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +25,18 @@ SIGNALS = {
     signal.SIGUSR2: signal.SIGTERM,
 }
 """Signals that ask a run to stop, and as which of them each acts; the exit code is 128 + that one's number."""
+
+
+AGENT = os.getppid()
+"""torchrun's process, where it has started this one; --unkillable forks its trainers from this process later."""
+AFTER_AGENT = """
+import os, select, sys
+try:
+    select.select([os.pidfd_open(int(sys.argv[1]))], [], [], 60)
+except (AttributeError, OSError):
+    pass
+print(sys.argv[2], file=sys.stderr)
+"""
 
 
 class Asked(Exception):
@@ -93,3 +107,19 @@ def say(line: str) -> None:
     with suppress(OSError):
         # past Python's streams, in whose middle a signal may have come
         os.write(2, f"train.py: {line}\n".encode(errors="replace"))
+
+
+def say_after_torchrun(line: str) -> None:
+    """Say a line on stderr once torchrun has ended, whose traceback after Ctrl-C buries what its ranks say.
+
+    A small process of its own waits for that, for a minute at most. Without torchrun nothing is said.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    with suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, "-ISc", AFTER_AGENT, str(AGENT), f"train.py: {line}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # deaf to the terminal, and not torchrun's to kill
+        )

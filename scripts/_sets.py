@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.progress import track
 
+from contracts import UserError
 from scripts import Parser, exit_code
 from system.processes import results
 
@@ -63,7 +64,7 @@ class DrawnSet:
         """Draw the set; False when it is there already. A larger set begins with a smaller one.
 
         The bytes never depend on `processes` (None: one a core). ValueError for counts below one,
-        FileExistsError for a folder with anything else in it.
+        UserError for a folder with anything else in it.
         """
         asked = zip((train, val), self.counts, strict=True)
         counts = [count if own is None else own for own, count in asked]
@@ -72,8 +73,7 @@ class DrawnSet:
                 f"needs at least one file a class and a seed >= 0: {counts}"
             )
         stamp = {"seed": seed, "train": counts[0], "val": counts[1]}
-        inside = (*self.splits, "annotations")
-        with replacing(dest, f"{self.name}.json", stamp, inside) as fresh:
+        with unless_there(dest, f"{self.name}.json", stamp) as fresh:
             if fresh is None:
                 return False
             for split in self.splits:
@@ -133,41 +133,35 @@ def in_processes(
 def whole(dest: Path) -> Iterator[Path]:
     """Yield a folder to write into, which gets the name DEST at the end: whatever has that name is whole.
 
-    It takes the place of a folder that is there.
+    No file is removed but those that were written into it. Raises UserError where DEST is there, and is no
+    empty folder.
     """
-    fresh, old = (
-        dest.with_name(f".{dest.name}.{os.getpid()}.{state}")
-        for state in ("partial", "old")
-    )
+    dest = Path(dest).resolve()
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise UserError(
+            f"{dest} is there and not empty; name a new or an empty folder, or remove it"
+        )
+    fresh = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
+    fresh.mkdir(parents=True)
     try:
-        fresh.mkdir(parents=True)
         yield fresh
-        if dest.exists():
-            dest.rename(old)
-        fresh.rename(dest)
+        fresh.rename(dest)  # refused by the system where files have come meanwhile
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
-def replacing(
-    dest: Path, stamp_name: str, stamp: dict[str, Any], inside: Iterable[str]
+def unless_there(
+    dest: Path, stamp_name: str, stamp: dict[str, Any]
 ) -> Iterator[Path | None]:
     """Yield the folder to write a set into, see whole(); None when the set of this stamp is there already.
 
-    A set of another stamp is replaced. FileExistsError for a folder with anything but `inside` in it.
+    A set of another stamp is a user's as any other file is. Raises UserError as whole() does.
     """
-    dest = Path(dest).resolve()
-    names = {path.name for path in dest.iterdir()} if dest.is_dir() else set()
-    if stamp_name in names and json.loads((dest / stamp_name).read_text()) == stamp:
+    written = Path(dest) / stamp_name
+    if written.is_file() and json.loads(written.read_text()) == stamp:
         yield None
         return
-    ours = {stamp_name, *inside} if stamp_name in names else set()
-    if names - ours or (dest.exists() and not dest.is_dir()):
-        raise FileExistsError(
-            f"{dest} holds something else than such a set; name a new or an empty folder"
-        )
     with whole(dest) as fresh:
         yield fresh
         (fresh / stamp_name).write_text(json.dumps(stamp) + "\n")

@@ -37,6 +37,6 @@ python=$(scripts/setup.sh)
 # Made once; a set that is there already takes a tenth of a second.
 "$python" -m "scripts.$draw" "$runs/$name-data"
 
-# With torchrun, as users start it. A flag given here wins over the same flag before it.
-exec "$python" -m torch.distributed.run --standalone --nproc-per-node 1 \
-  train.py --config "$preset" --data "$runs/$name-data" --output "$runs/$name-$(date +%Y%m%d-%H%M%S)" "$@"
+# A flag given here wins over the same flag before it.
+exec "$python" train.py --config "$preset" --data "$runs/$name-data" \
+  --output "$runs/$name-$(date +%Y%m%d-%H%M%S)" "$@"

@@ -71,14 +71,12 @@ def shares(root: Path, files: int, count: int) -> list[int]:
 def filled(target: Path, root: Path) -> Iterator[Path]:
     """Yield a folder to fill, which gets the name TO at the end: whatever has it is whole.
 
-    Raises ValueError where `target` cannot be made of `root`.
+    Raises ValueError where `target` lies in `root`, UserError where it is there and not empty.
     """
     if target.resolve().is_relative_to(root.resolve()):
         raise ValueError(
             f"{target} lies inside {root}, which is never written to; name a folder elsewhere"
         )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} is there and not empty; name a new folder")
     with whole(target) as fresh:
         yield fresh
 

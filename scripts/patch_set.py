@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from scripts import Parser, pack
-from scripts._sets import make, replacing
+from scripts._sets import make, unless_there
 from scripts.demo_superres import picture
 
 OF_A_PICTURE = 50
@@ -69,12 +69,11 @@ def write(
     seed: int = 0,
     images: Path | None = None,
 ) -> bool:
-    """Make the sets; False when they are there already. Raises ValueError and OSError."""
+    """Make the sets; False when they are there already. Raises ValueError, UserError and OSError."""
     if min(sides) < 1 or count < 2:
         raise ValueError(f"--patches {min(sides)} --count {count}: at least 1 px and 2")
     stamp = {"seed": seed, "count": count, "patches": [*sides], "images": str(images)}
-    folders = [f"{store}-{side}" for store in ("png", "lmdb") for side in sides]
-    with replacing(target, "patch_set.json", stamp, folders) as fresh:
+    with unless_there(target, "patch_set.json", stamp) as fresh:
         if fresh is None:
             return False
         for side in sides:

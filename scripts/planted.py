@@ -12,7 +12,6 @@ import json
 import os
 import random
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from PIL import Image
 
 from benchmarks._process import ending_on_signals, ran
 from contracts import Array, UserError
+from scripts._sets import whole
 from settings.cli import Settings, flags
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,11 +123,16 @@ TIMES = 10
 
 
 def made(name: str, data: Path, folder: Path) -> Path:
-    """Return the folder of a set, which is made if it is not there."""
-    done = folder / "done"
-    if done.exists():
+    """Return the folder of a set, which is made if it is not there. Raises UserError."""
+    if (folder / "done").exists():
         return folder
-    shutil.rmtree(folder, ignore_errors=True)  # of a start that was ended in the middle
+    with whole(folder) as fresh:
+        _plant(name, data, fresh)
+    return folder
+
+
+def _plant(name: str, data: Path, folder: Path) -> None:
+    """Write a set."""
     files = sorted(data.glob("train/*/*"))
     random.Random(0).shuffle(files)
     for number, file in enumerate(files[:IMAGES]):
@@ -144,8 +149,7 @@ def made(name: str, data: Path, folder: Path) -> Path:
         for copy in range(1, TIMES):
             os.link(stored, stored.with_stem(f"{number}-{copy}"))
         os.link(stored, folder / "val" / label / stored.name)
-    done.touch()
-    return folder
+    (folder / "done").touch()
 
 
 def program(name: str, *words: object) -> None:
@@ -228,7 +232,7 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
             "after": rate,
             "off": predicted[0]["rate"] / rate - 1,
         }
-    except RuntimeError as error:
+    except (RuntimeError, UserError) as error:
         row["failed"] = str(error)
     return row
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from scripts import Parser
-from scripts._sets import in_processes, make, replacing, rng_of
+from scripts._sets import in_processes, make, rng_of, unless_there
 from scripts.demo_set import background
 from scripts.demo_videos import encode
 
@@ -50,7 +50,7 @@ def write(
 ) -> bool:
     """Make DEST/train/video/*.mp4; return False when this set is there already.
 
-    Raises ValueError for what cannot be, FileExistsError for other files.
+    Raises ValueError for what cannot be, UserError for a folder that holds anything else.
     """
     kind = kind or Kind()
     dest = dest.resolve()
@@ -60,7 +60,7 @@ def write(
             f"needs a video and even sides, from 16 pixels on: got {count} of {kind}"
         )
     stamp = {"count": count, **asdict(kind)}
-    with replacing(dest, "video_set.json", stamp, ("train",)) as fresh:
+    with unless_there(dest, "video_set.json", stamp) as fresh:
         if fresh is None:
             return False
         folder = fresh / "train" / CLASS

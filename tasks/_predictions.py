@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, World
+from contracts import Array, UserError, World
 from tasks import _tables
 from tasks.kind import Asked
 
@@ -130,8 +130,16 @@ def _likeliest(logits: torch.Tensor, binary: bool) -> tuple[torch.Tensor, ...]:
 def write_answers(
     folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]
 ) -> list[Path]:
-    """Write predictions.* with a row a file, in their order: path, likeliest classes, error."""
-    answers: Answers = found["extras"]["answers"]
+    """Write predictions.* with a row a file, in their order: path, likeliest classes, error.
+
+    Raises UserError where a metric of a user's own has collected no answers.
+    """
+    answers: Answers | None = found.get("extras", {}).get("answers")
+    if answers is None:
+        raise UserError(
+            "--predict: the metric of this task collects no answers; give its kind a `predicting` of its own, "
+            "as docs/own-task.md says"
+        )
     cells = answers.rows(classes)
     of_sample = dict(zip(answers.ids.tolist(), cells, strict=True))
     empty = dict.fromkeys(cells[0]) if cells else {"class": None, "probability": None}

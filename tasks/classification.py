@@ -462,6 +462,7 @@ class SetsKind(ClassificationKind):
     """Images with a set of labels: --multi-label."""
 
     figures = FIGURES_OF_SETS
+    predicting = ClassificationKind.predicting  # the answers of sets have the same form
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
         several = getattr(columns, "several", None)

@@ -173,6 +173,8 @@ class DetectionKind(TaskKind):
     graphs = False  # as many shapes as canvases
 
     def of(self, config: Config) -> TaskKind:
+        if _parts(config)["keypoints"]:
+            return KIND_OF_KEYPOINTS
         # torchvision's SSDs have no longer side
         native = architectures.native(config.model.arch or ARCH)
         return self if native.longer else KIND_OF_SQUARES
@@ -250,12 +252,8 @@ class DetectionKind(TaskKind):
     def predicting(
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
-        """Return the validation of images in which nothing is marked. Raises UserError for what it lacks."""
+        """Return the validation of images in which nothing is marked."""
         parts = _parts(config)
-        if parts["keypoints"]:
-            raise UserError(
-                "--predict is not for keypoints: a checkpoint does not say how many there are"
-            )
         split = replace(found, columns=Unannotated.of(found.columns, classes))
         task = Detection(split.columns, training=False, scored=False, **parts)
         kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
@@ -320,6 +318,13 @@ class SquaresKind(DetectionKind):
     graphs = True
 
 
+class KeypointsKind(DetectionKind):
+    """Detectors of keypoints."""
+
+    predicting = TaskKind.predicting
+    unpredicted = "keypoints: a checkpoint does not say how many there are"
+
+
 def _with_masks(columns: Any, arch: str, console: Console) -> Any:
     """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
@@ -347,3 +352,4 @@ def _parts(config: Config) -> dict[str, Any]:
 
 KIND = DetectionKind()
 KIND_OF_SQUARES = SquaresKind()
+KIND_OF_KEYPOINTS = KeypointsKind()

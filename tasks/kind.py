@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task, UserError
+from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task
 from dataset.model_classes import ModelClasses
 from dataset.open import Console, Content, are_files
 from loaders import LOADERS, Medium, default_loader, of_medium, usable
@@ -65,6 +65,7 @@ class TaskKind(ABC):
     # settings that it reads beside those whose facts name it, or no task
     also: tuple[str, ...] = ()
     loss_parts: bool = False  # Task.parts names parts of the loss
+    unpredicted: str = ""  # what --predict is not for, where that is not the whole task
     has_classes: bool = True  # a checkpoint names what its outputs stand for
     # every batch has the same shape, so that a step can be a CUDA graph
     graphs: bool = True
@@ -181,15 +182,20 @@ class TaskKind(ABC):
     ) -> Predicting:
         """Return what --predict does with the files that were `found`, for a network with these classes.
 
-        What a task does not keep until the end goes into `folder` at once. Raises UserError where the task
-        has no predictions.
+        What a task does not keep until the end goes into `folder` at once. Asked of a task that `predicts`.
         """
-        raise UserError(f"--predict is not for --task {self.name}")
+        raise NotImplementedError
 
     @property
     def predicts(self) -> bool:
-        """Whether it has predictions."""
-        return type(self).predicting is not TaskKind.predicting
+        """Whether it has predictions: not those of a class above it, where it says anew what a batch means."""
+        if type(self).predicting is TaskKind.predicting:
+            return False
+        predicting, tasks = (
+            next(kind for kind in type(self).__mro__ if name in vars(kind))
+            for name in ("predicting", "tasks")
+        )
+        return issubclass(predicting, tasks)
 
     def content(self, config: Config) -> Content:
         """Return what the data set holds, which says how --data is read."""

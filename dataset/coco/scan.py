@@ -104,10 +104,9 @@ def open_coco(
                 f"{file.name} is of both splits: a tenth of its images validates, chosen by their names, "
                 f"and {good.sum():,} are of this split; docs/data.md says how to give two"
             )
-        known = (image_of >= 0) & mine[image_of]
-        warnings += annotation_warnings(rows[known], listed.sizes[image_of[known]])
         points = np.array([3 * len(category.keypoints) for category in categories])
         kept = _matched(rows, image_of, listed, points, rejects)
+        warnings += annotation_warnings(rows[kept], listed.sizes[image_of[kept]])
         _write(listed, rows, annotations, image_of, kept, categories, made)
         text = "".join(f"{line}\n" for line in warnings if line)
         (made / "warnings.txt").write_text(text, encoding="utf-8")

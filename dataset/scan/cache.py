@@ -53,8 +53,6 @@ def remembered(
     `root`, and returns the classes; its files file_list.* are removed. `data` is what the user named. Of
     several processes that call this at once one scans and the others wait. Raises UserError.
     """
-    # before the lock: a scan that another process finishes while this one waits is new enough for `rescan`
-    called = time.time()
     say = _throttled(progress)
     real = Path(os.path.realpath(data))
     # a name that people know again, and a digest that tells folders of one name apart
@@ -68,6 +66,8 @@ def remembered(
         )
     try:
         home.mkdir(parents=True, exist_ok=True)
+        # before the lock: a scan that another process makes while this one waits is new enough for `rescan`
+        old = manifest.newest(home) if rescan else None
         lock = filelock.FileLock(home / "lock")
         # a rank that reads what is there has the lock for less than a second
         try:
@@ -76,7 +76,7 @@ def remembered(
             say(0, 0, "waiting for another process's scan")
             lock.acquire()
         try:
-            found = _reopen(table, home, root, after=called if rescan else 0.0)
+            found = _reopen(table, home, root, old)
             return found if found is not None else _scan(table, home, root, fill, say)
         finally:
             lock.release()
@@ -109,14 +109,14 @@ def reading(what: object) -> Iterator[None]:
         raise storage.end_scan(error, str(what)) from error
 
 
-def _reopen(table: type[S], home: Path, root: Path, after: float) -> S | None:
-    """Return the current scan if it is whole, newer than `after` (s since 1970), and no folder changed."""
+def _reopen(table: type[S], home: Path, root: Path, old: Path | None) -> S | None:
+    """Return the current scan if it is whole, is not the `old` one, and no folder changed."""
     folder = manifest.newest(home)
-    if folder is None:
+    if folder is None or folder == old:
         return None
     with suppress(OSError, ValueError, TypeError, LookupError, manifest.NoManifest):
         seen = json.loads((folder / "visited.json").read_text())
-        if seen["finished"] > after and all(
+        if all(
             file_tree.still_so(os.fsencode(root), visit) for visit in seen["folders"]
         ):
             return table.open(folder)
@@ -132,9 +132,7 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
             rejects = Rejects(file)
             classes = fill(made, rejects, visits, say)
-        (made / "visited.json").write_text(
-            json.dumps({"finished": time.time(), "folders": visits})
-        )
+        (made / "visited.json").write_text(json.dumps({"folders": visits}))
         for path in made.glob("file_list.*"):
             path.unlink()
         manifest.seal(made, table, root=root, classes=classes, rejected=rejects.count)

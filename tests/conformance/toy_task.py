@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from contracts import Batch, Figure, Metric, Task, World
+from contracts import Batch, Figure, Metric, Split, Task, World
 from models import Loaded, Native
+from models._weights import load
 from settings.config import Config
+from tasks import _tables
 from tasks.classification import Classification, ClassificationKind
-from tasks.kind import Splits
+from tasks.kind import Asked, Predicting, Splits
 
 RMSE = Figure(
     name="rmse",
@@ -34,9 +38,10 @@ class Registry:
     def build(
         self, arch: str, *, shape: tuple[int, ...], weights: str | None = None
     ) -> tuple[nn.Module, Loaded]:
-        return nn.Sequential(
+        module = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[1], 1)
-        ), Loaded()
+        )
+        return module, load(module, arch, weights) if weights else Loaded()
 
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
         return ()
@@ -71,6 +76,45 @@ class Errors:
         return {"rmse": (total / 1e6 / max(samples, 1)) ** 0.5, "samples": samples}
 
 
+class Guessed(Guess):
+    """contracts.Task of --predict: what is guessed of each file."""
+
+    def metric(self, device: torch.device) -> Metric:
+        return Guesses()
+
+
+class Guesses:
+    """contracts.Metric: the guess of each sample, by its id."""
+
+    def __init__(self) -> None:
+        self._guesses: dict[int, float] = {}
+
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
+        ids = batch.ids[batch.valid.cpu().numpy()].tolist()
+        self._guesses |= zip(ids, outputs[batch.valid, 0].tolist(), strict=True)
+
+    def result(self, world: World) -> dict[str, Any]:
+        every: dict[int, float] = {}
+        for guesses in world.gather(self._guesses):
+            every |= guesses
+        return {"guesses": every}
+
+
+def write_guesses(folder: Path, found: Mapping[str, Any], asked: Asked) -> list[Path]:
+    """Write predictions.* with a row a file: path, guess, error."""
+    rows = [
+        {
+            "path": path,
+            "guess": found["guesses"].get(sample),
+            "error": asked.errors.get(place),
+        }
+        for place, (path, sample) in enumerate(
+            zip(asked.names, asked.samples.tolist(), strict=True)
+        )
+    ]
+    return [_tables.write(folder / "predictions", rows, asked.form)]
+
+
 class GuessKind(ClassificationKind):
     """Images, and the number of their class; splits and plans are those of classification."""
 
@@ -88,6 +132,12 @@ class GuessKind(ClassificationKind):
         self, config: Config, splits: Splits, auxiliary_weight: float
     ) -> tuple[Task, Task]:
         return Guess(splits["train"].columns.label), Guess(splits["val"].columns.label)
+
+    def predicting(
+        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+    ) -> Predicting:
+        task = Guessed(found.columns.label)
+        return Predicting(split=found, task=task, write=write_guesses)
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         return {}

@@ -47,6 +47,24 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     assert not (train.cwd / "run" / "best.pt").exists()
 
 
+def test_after_ctrl_c_the_last_line_says_how_to_go_on(
+    train: Runner, pictures: Path
+) -> None:
+    """Of torchrun's, whose traceback comes behind all that its ranks say; the process that says it then ends."""
+    flags = f"{SMALL} --epochs 100000 --val-every 0".split()
+    words = (*TORCHRUN, ROOT / "train.py", "--data", pictures, *flags)
+    process = train.python(*words)
+    reached(train.cwd / "run", 2, process)
+    process.interrupt()
+    assert process.wait() != 0
+    step = kept(train.cwd / "run/last.pt")["progress"]["step"]
+    said = f"train.py: stopped at step {step}; last.pt has step {step}: go on with"
+    until(lambda: said in process.err, TIMEOUT_S, "the line behind torchrun's")
+    *_, last = process.err.splitlines()
+    assert last.startswith(said) and "--resume auto" in last
+    assert process.err.count(said) == 1
+
+
 def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
     flags = (
         "--epochs 2 --lr 1e30 --warmup-epochs 0 --save-every-steps 2 --precision fp32"

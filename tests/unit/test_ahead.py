@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loaders._stages import Stages
-from loaders._staging import POLL_S, Ahead
+from loaders._staging import Ahead
 
 CPU = torch.device("cpu")
 
@@ -66,22 +66,20 @@ def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(
 
 def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
     """Another thread gets it; its handler runs in the main thread all the same."""
-    asked, heard, sent_s, heard_s = threading.Event(), threading.Event(), [], []
+    asked, heard, was_heard = threading.Event(), threading.Event(), []
 
     def source() -> Iterator[int]:
         asked.set()
-        heard.wait(10 * POLL_S)
+        was_heard.append(heard.wait(60))  # the consumer waits meanwhile
         return iter(())
 
     # raises nothing: Python may run it in a callback of the garbage collector, where that is lost
     def handler(*_: object) -> None:
-        heard_s.append(time.monotonic())
         heard.set()
 
     def send() -> None:
         asked.wait()
         time.sleep(0.2)  # the consumer waits by now
-        sent_s.append(time.monotonic())
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handler)
@@ -90,7 +88,7 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
     try:
         sender.start()
         assert list(ahead) == []
-        assert heard_s[0] - sent_s[0] < 5 * POLL_S
+        assert was_heard == [True]
     finally:
         heard.set()
         sender.join()

@@ -45,6 +45,8 @@ NEGATIVE = "width, height and area cannot be negative"
     ("values", "why"),
     [
         ({"image_id": 77}, "its image is unknown"),
+        ({"category_id": 99}, "its category is unknown"),
+        ({"bbox": [500, 5, 9, 9]}, "its box lies outside its image"),
         ({"bbox": [float("nan"), 5, 9, 9]}, "bbox holds NaN or infinity"),
         ({"bbox": [5, 5, -9, 9]}, NEGATIVE),
         ({"bbox": [5, 5, 9]}, "bbox has 3 numbers, not x y width height"),

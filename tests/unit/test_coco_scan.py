@@ -161,6 +161,54 @@ def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -
     assert said in line
 
 
+AGAIN = "boxes are there before"
+
+
+@pytest.mark.parametrize(
+    ("box", "said"),
+    [
+        ([10, 10, 1e6, 30], "boxes reach out of their images"),
+        ([10, 10, 30, 87.5], "boxes reach out of their images"),
+        ([-1.5, 10, 30, 30], "boxes reach out of their images"),
+        ([0.1, 0.1, 0.3, 0.3], "boxes are not larger than a pixel"),
+        ([0, 0, 1, 1], "boxes are not larger than a pixel"),
+        (None, AGAIN),
+        ([-1, -1, 98, 98], ""),
+        ([10, 10, 30, 86.5], ""),
+    ],
+    ids=str,
+)
+def test_a_warning_is_given_from_one_box_on_with_its_id(
+    box: list[float] | None, said: str, data: Path
+) -> None:
+    """Of an image of 128 x 96 pixels; a box is rounded by up to a pixel. None: a copy of another."""
+    found = document(data, "train2017")
+    copied = next(one for one in found["annotations"] if one["image_id"] == IMAGE)
+    odd = {**copied, "id": 7001, "bbox": box or copied["bbox"]}
+    # the same box is no copy as another category, or in another image
+    others = [
+        {**odd, "id": 7002, "category_id": 3 if copied["category_id"] == 5 else 5},
+        {**odd, "id": 7003, "image_id": IMAGE + 14},
+    ]
+
+    def change(written: dict[str, Any]) -> None:
+        written["annotations"] += [odd, *others] if said == AGAIN else [odd]
+
+    lines = changed(data, change).warnings
+    assert len(lines) == bool(said)
+    for line in lines:
+        assert line.startswith(f"1 of {23 if said == AGAIN else 21} {said}"), line
+        assert line.endswith(f"(annotation 7001 of image {IMAGE})"), line
+
+
+def test_many_boxes_are_counted_and_some_are_named(data: Path) -> None:
+    line, _ = with_each(
+        data, lambda one: one.update(bbox=[0, 0, 0.5, 0.5], id=None)
+    ).warnings
+    assert line.startswith("20 of 20 boxes are not larger than a pixel")
+    assert line.count("without an id of image") == 5 and line.endswith(", ...)")
+
+
 @pytest.mark.parametrize(
     ("stored", "written"),
     [

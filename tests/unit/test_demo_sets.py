@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from scripts import _sets, demo_superres
-from tests.unit.folders import contents
+from tests.unit.folders import JPEG, contents, fill
 
 
 def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing(
@@ -32,6 +34,43 @@ def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing
     monkeypatch.setattr(_sets, "track", interrupted)
     assert program.main([str(tmp_path / "set")]) == 130
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["demo_superres", "patch_set", "video_set", "link_set"]
+)
+def test_files_of_a_user_are_never_removed(name: str, tmp_path: Path) -> None:
+    """Neither in a set that is asked for with other counts, nor where they come while one is drawn."""
+    fill(tmp_path / "from", {"a/0.jpg": JPEG, "b/0.jpg": JPEG})
+    program = import_module(f"scripts.{name}")
+
+    def drawn(to: Path, count: int) -> int:
+        words = {
+            "demo_superres": [to, "--train", count, "--val", 1],
+            "patch_set": [to, "--patches", 16, "--count", count],
+            "video_set": [to, "--count", count, "--size", 64, 96],
+            "link_set": [tmp_path / "from", to, "--count", count],
+        }
+        code: int = program.main([*map(str, words[name])])
+        return code
+
+    made = tmp_path / "made"
+    assert drawn(made, 2) == 0
+    sample = next(path for path in sorted(made.rglob("*")) if path.is_file())
+    (sample.parent / "labels.txt").write_text("mine")
+    before = contents(made)
+    assert drawn(made, 3) == 2 and contents(made) == before
+
+    # what a process of this number may have left, and files that come meanwhile
+    later = tmp_path / "later"
+    fill(tmp_path, {f".later.{os.getpid()}.partial/mine.txt": b"1"})
+    before = contents(tmp_path)
+    assert drawn(later, 2) == 2 and contents(tmp_path) == before
+    shutil.rmtree(tmp_path / f".later.{os.getpid()}.partial")
+    later.mkdir()
+    with pytest.raises(OSError, match="not empty"), _sets.whole(later):
+        fill(later, {"mine.txt": b"1"})
+    assert contents(later) == {"mine.txt": b"1"}
 
 
 @pytest.mark.parametrize("name", ["set", "coco", "superres", "videos"])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.end_to_end.runs import Runner, draw
+from tests.end_to_end.runs import Runner, draw, kept, rows
 from tests.unit.drills import add_line, copied, ran
 
 
@@ -43,6 +48,26 @@ def test_train_py_knows_it(runner: Runner, tree: Path, tmp_path: Path) -> None:
     assert "val/rmse" in board.Tags()["scalars"]
     shown = board.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     assert b"^val/(ema_)?rmse$" in shown and b"error" in shown
+
+    # the command that the run's last lines offer, and the network applied by hand to a mean colour
+    here = f"--loader torchvision --workers 1 --manifest-dir {tmp_path / 'cache'}"
+    (offered,) = re.findall("^predict: +python (.+)$", said, re.MULTILINE)
+    words = shlex.split(offered.replace("FOLDER", str(data / "val")))
+    ran(runner, tree, *words, *f"{here} --output {tmp_path / 'new'}".split())
+    weight, bias = kept(run / "best.pt")["model"].values()
+    table = rows(tmp_path / "new" / "predictions.csv")
+    assert [Path(row["path"]) for row in table] == sorted((data / "val").glob("*/*"))
+    for row in table:
+        with Image.open(row["path"]) as image:
+            colour = np.asarray(image).mean((0, 1)) / 255
+        guess = weight @ torch.tensor((colour - 0.5) / 0.25).float() + bias
+        assert float(row["guess"]) == pytest.approx(guess.item(), abs=0.05)
+
+    resumed = f"--evaluate true --resume {run / 'best.pt'} --data {data}"
+    again = f"{here} {resumed} --output {tmp_path / 'again'}"
+    ran(runner, tree, "train.py", *again.split())
+    evaluated = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert evaluated["validation"] == summary["validation"]
 
 
 def test_the_help_and_the_conformance_tests_know_it(runner: Runner, tree: Path) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,11 +190,10 @@ def test_an_interrupted_scan_leaves_nothing(
     number: str, cache: Path, tmp_path: Path
 ) -> None:
     root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(1600)})
-    # to its end it would take 27 s
-    with start(root, cache, 0.05, few=10) as process:
+    # to its end it would take 1,000 s, more than a test may
+    with start(root, cache, 2.0, few=10) as process:
         assert process.stderr
         begin(process)
-        sent = time.monotonic()
         if number == "SIGINT":
             os.killpg(
                 process.pid, signal.SIGINT
@@ -205,7 +203,6 @@ def test_an_interrupted_scan_leaves_nothing(
         assert process.wait() == -getattr(signal, number)
         said = process.stderr.read()  # ends when the last worker has
         assert said.count("Traceback") == (number == "SIGINT")
-        assert time.monotonic() - sent < 15
     assert len(list(cache.rglob("tmp-*"))) == (number == "SIGKILL")
     assert len(open_folder(root, cache=cache)) == 1600
     assert not list(cache.rglob("tmp-*"))

@@ -14,7 +14,8 @@ import pytest
 from contracts import counted
 from report.console import Bar, Console, rows
 from scripts.export import EXPORTED
-from tasks import TASKS
+from settings.config import build
+from tasks import TASKS, kind_of
 from tasks.classification import KIND
 from tasks.kind import TaskKind
 from tests.unit.test_meter import Clock
@@ -188,9 +189,14 @@ def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:
     Console(stream=stream).result(own, KIND, folder=tmp_path)
     text = stream.getvalue()
     assert text.count("best.pt' --arch mine:net\n") == 2, "to predict and to export"
-    toy = type("Toy", (type(KIND),), {"predicting": TaskKind.predicting})()
-    Console(stream=stream).result(SUMMARY, toy, folder=tmp_path)
-    assert "predict:" not in stream.getvalue().removeprefix(text)
+    # of tasks that have no predictions, and of one that says anew what a batch means
+    points = build({"task": "detection", "arch": "keypointrcnn_resnet50_fpn"})
+    none = type("None", (type(KIND),), {"predicting": TaskKind.predicting})()
+    anew = type("Anew", (type(KIND),), {"tasks": lambda *_: ()})()
+    for kind in (none, anew, kind_of(points)):
+        Console(stream=stream).result(SUMMARY, kind, folder=tmp_path)
+        assert "predict:" not in stream.getvalue().removeprefix(text)
+    assert kind_of(build({"multi_label": True})).predicts
 
 
 @pytest.mark.parametrize("task", TASKS)

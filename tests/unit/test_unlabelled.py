@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+
+from PIL import Image
 
 from dataset.unlabelled import open_unlabelled
 from settings.data import Data
@@ -22,3 +25,26 @@ def test_what_is_no_file_has_a_place_and_a_reason(tmp_path: Path) -> None:
     assert [os.path.relpath(name, folder) for name in found.names] == names
     assert found.samples.tolist() == [0, -1, 1, -1]
     assert found.errors == {1: "no regular file", 3: "link to a folder that it lies in"}
+
+
+def test_files_are_read_as_they_are_now(tmp_path: Path) -> None:
+    """One that was written over in place, with its size and its date, and one that was no image before."""
+    file, mended = tmp_path / "new/latest.bmp", tmp_path / "new/mended.bmp"
+    file.parent.mkdir()
+    mended.write_bytes(b"no image")
+    for width, height in ((96, 64), (64, 96), (40, 30)):
+        before = file.stat() if file.exists() else None
+        content = io.BytesIO()
+        Image.new("RGB", (width, height)).save(content, "BMP")
+        file.write_bytes(content.getvalue())
+        if before:
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+            mended.write_bytes(content.getvalue())
+        found = open_unlabelled(
+            tmp_path / "new", Data(manifest_dir=tmp_path / "cache"), content="images"
+        )
+        columns = found.split.columns
+        sizes = [*zip(columns.width.tolist(), columns.height.tolist(), strict=True)]
+        assert sizes == [(width, height)] * (2 if before else 1)
+        assert found.split.source.read(0) == content.getvalue()
+        assert [*found.errors] == ([] if before else [1])
