@@ -19,7 +19,7 @@ from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.images.columns import as_shown, told_of_exif
 from dataset.model_classes import ModelClasses
-from dataset.scan import lists
+from dataset.scan import lists, names
 from dataset.scan.cache import Progress
 from dataset.scan.file_tree import is_folder
 from dataset.stores import choose_source, source_named, what_holds
@@ -109,6 +109,7 @@ class DataSettings(Protocol):
     multi_label: bool
     trust_list: bool
     order: Literal["shuffled", "sequential"]
+    classes: str | None
     val_share: float | None
     val_seed: int
 
@@ -205,7 +206,11 @@ def _shared(
     _require_shared(settings, root, content)
     with console.counting("images") as progress:
         whole = source_named("folder").open(
-            root.parent, root.name, progress=progress, **how
+            root.parent,
+            root.name,
+            unwanted=names.unwanted(root, settings.classes, at_top=True),
+            progress=progress,
+            **how,
         )
     _tell("images", whole, settings, content, console)
     splits, counts, mistakes = val_split.parted(
@@ -274,7 +279,12 @@ def _tell(
 
 def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
     """Raise UserError unless --val-share can part what the settings name, and they name no other source."""
-    val_split.require(root, content == "images")
+    val_split.require(
+        root,
+        content == "images",
+        source=settings.source,
+        classes=settings.classes,
+    )
     _options(settings, root, "train", "folder")
     if settings.source not in ("auto", "folder"):
         raise UserError(
@@ -380,8 +390,9 @@ def _options(
     """Return what a source is told beside the split. Raises UserError for a setting of another one."""
     labels = getattr(source_named(source), "LABELS", "")
     of_list = source == "list"
-    taken = {"multi_label": of_list, "trust_list": of_list}
-    for name in ("lmdb_label", "label_key", "multi_label", "trust_list"):
+    of_folders = source == "folder"
+    taken = {"multi_label": of_list, "trust_list": of_list, "classes": of_folders}
+    for name in ("lmdb_label", "label_key", *taken):
         if getattr(settings, name) and not taken.get(name, name == labels):
             raise UserError(
                 f"--{name.replace('_', '-')} is for another source, and {split} of --data {root} is read by "
@@ -389,6 +400,12 @@ def _options(
             )
     if of_list:
         return {"sets": settings.multi_label, "unread": settings.trust_list}
+    if of_folders and settings.classes and settings.val_share is None:
+        # validation may lack one
+        unwanted = names.unwanted(
+            root / split, settings.classes, all_there=split == "train"
+        )
+        return {"unwanted": unwanted}
     value = getattr(settings, labels) if labels else None
     return {} if value is None else {"labels": value}
 

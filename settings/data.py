@@ -27,6 +27,9 @@ class Data(Settings):
     exif: Literal["stored", "shown"] = setting("stored", tasks=STILLS, resume="scanned")
     """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
     them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
+    classes: str | None = setting(None, tasks=LABELLED_IMAGES, resume="scanned")
+    """Folders that are the classes, with commas between, or all: where a folder's name may mean another thing,
+    as train or models. What else lies beside them is left out by name."""
     val_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = setting(
         None, tasks=CLASSIFIERS, changes_rate=False, resume="scanned"
     )

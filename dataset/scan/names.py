@@ -1,0 +1,246 @@
+"""What the name of a file or folder in a data folder says: one table of words, and one reader of names.
+
+    train2017, Training, imgs_train    a split          HR, GTmod12, DIV2K_train_HR   large images
+    masks_train, old_train             of a split, with other words: it may be another thing
+    images, labels, annotations        no class         LR_bicubic, LRbicx4, X2       small images
+    __MACOSX, @eaDir, lost+found       of the storage   train-000.tar.gz, a.zip       compressed
+
+Names are compared as `key` gives them: a Mac writes the letters of a name otherwise than Linux. Must not open a
+file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from contracts import UserError
+from system import storage
+
+OF_THE_STORAGE = frozenset(
+    {
+        "lost+found",
+        "$recycle.bin",
+        "recycler",
+        "system volume information",
+        "__macosx",
+        "network trash folder",
+        "@eadir",
+        "@recycle",
+        "@recently-snapshot",
+        "@tmp",
+        "#recycle",
+        "#snapshot",
+        "~snapshot",
+        "thumbs.db",
+        "desktop.ini",
+        "icon\r",
+    }
+)
+"""What file systems, network storage and archives put beside the data, where it is not hidden; in small letters."""
+
+
+def _of_words(table: dict[str, str]) -> dict[str, str]:
+    return {word: what for what, words in table.items() for word in words.split()}
+
+
+SPLIT_OF = _of_words(
+    {
+        "train": "train training trn",
+        "val": "val valid validation dev devel eval evaluation holdout",
+        "test": "test testing tst pred predict unlabeled unlabelled",
+    }
+)
+"""Word -> the split that it names."""
+SIDE_OF = _of_words(
+    {
+        "high": "hr gt hq high highres hires large target targets groundtruth original originals",
+        "low": "lr lq low lowres lores small input inputs",
+    }
+)
+"""Word -> the side of a pair of images, for super-resolution: "high", the large one, or "low"."""
+FILLERS = frozenset(
+    "data dataset datasets set sets split splits image images img imgs jpegimages photo photos picture pictures pic "
+    "pics file files folder video videos clip clips jpg jpeg png coco instances annotation annotations label labels "
+    "person keypoints default".split()
+)
+"""Words that do not make a split another thing: train_images, person_keypoints_train."""
+NO_PHOTOS = frozenset(
+    "mask masks depth segmentation semantic panoptic stuff edges flow label labels annotation annotations old backup "
+    "bak copy thumbs thumbnails".split()
+)
+"""Words in the names of folders whose images are not those to train on."""
+NO_CLASS = frozenset(
+    "images imgs img jpegimages labels annotations annotation mask masks xml xmls data dataset datasets".split()
+)
+"""Names of folders that hold what a list or annotations speak of, or all of a set, and are hardly a class."""
+NOT_DATA = frozenset(
+    "models samples examples checkpoints weights runs outputs results logs docs scripts notebooks".split()
+)
+"""Names of folders that lie beside data, and are hardly a class."""
+PACKED = re.compile(
+    r"\.(tar\.(gz|bz2|xz|zst|lz4|lzma|br|z)|tgz|tbz2?|txz|tzst|zip|7z|rar)"
+)
+"""The end of the name of a compressed file."""
+_PLAIN, _FILLER = (
+    "|".join(sorted(words, key=len, reverse=True)) for words in (SPLIT_OF, FILLERS)
+)
+_GLUED = re.compile(f"(?:{_FILLER})?({_PLAIN})(?:{_FILLER})?")
+# LRbicx4 and GTmod12 are one word
+_SIDE = re.compile(r"(lr|lq|hr|hq|gt)(?=bic|mod|x\d|x?\Z)")
+_SCALE = re.compile(r"(?:x|srf_?)([2-9])(?!\d)|(?<!\d)([2-9])x", re.IGNORECASE)
+
+
+class Name(NamedTuple):
+    """What a name says."""
+
+    splits: frozenset[str]  # of "train", "val" and "test"
+    side: Literal["high", "low", ""]
+    scale: int  # of small images; 0: not said
+    rest: frozenset[str]  # other words, without fillers
+
+
+def key(name: str) -> str:
+    """Return a name as it is compared: composed letters and those of letter and accent are the same."""
+    return unicodedata.normalize("NFC", name)
+
+
+def words(name: str) -> list[str]:
+    """Return the words of a name in small letters: trainImages and train_images2017 have the same two."""
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", key(name))
+    return re.findall(r"[^\W\d_]+", apart.casefold())
+
+
+def read(name: str) -> Name:
+    """Return what a name says, or a path below the data."""
+    splits = set[str]()
+    sides = set[str]()
+    rest = set[str]()
+    lower = name.casefold()
+    for word in words(name):
+        if split := _GLUED.fullmatch(word):
+            splits.add(SPLIT_OF[split[1]])
+        elif word in SIDE_OF:
+            sides.add(SIDE_OF[word])
+        elif side := _SIDE.match(word):
+            sides.add(SIDE_OF[side[1]])
+            rest.add(word[side.end() :].rstrip("x"))
+        elif word not in FILLERS and word != "x":
+            rest.add(word)
+    scale = _SCALE.search(lower)
+    side = sides.pop() if len(sides) == 1 else ""
+    number = int(scale[1] or scale[2]) if scale else 0
+    return Name(frozenset(splits), side, number, frozenset(rest - {""}))  # type: ignore[arg-type]
+
+
+def splits_among(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> split of the names that are splits.
+
+    A name with other words is one where the same words come with another split, too: seg_train and seg_test are
+    splits, freight_train is none.
+    """
+    said = {name: read(name) for name in names}
+    alone = {name: one for name, one in said.items() if len(one.splits) == 1}
+    families: dict[frozenset[str], set[str]] = {}
+    for one in alone.values():
+        families.setdefault(one.rest, set()).update(one.splits)
+    return {
+        name: next(iter(one.splits))
+        for name, one in alone.items()
+        if not one.rest or len(families[one.rest]) > 1
+    }
+
+
+def of_the_storage(name: str) -> bool:
+    """Whether a name is that of what the storage puts beside the data."""
+    return name.casefold() in OF_THE_STORAGE
+
+
+def is_packed(name: str) -> bool:
+    """Whether a name says that a file is compressed."""
+    found = PACKED.search(name.casefold())
+    return found is not None and found.end() == len(name)
+
+
+def is_list(name: str) -> bool:
+    """Whether a name is that of a list to train from: train.csv, train_labels.csv, labels.csv."""
+    stem, ending = os.path.splitext(name)
+    about = read(stem)
+    of_labels = {"label", "labels", "annotations", "metadata"} & {*words(stem)}
+    return (ending in (".csv", ".tsv") and (bool(of_labels) or bool(about.splits))) or (
+        ending == ".txt" and bool(about.splits) and not about.rest
+    )
+
+
+def unwanted(
+    root: Path, chosen: str | None, *, at_top: bool = False, all_there: bool = True
+) -> dict[str, str]:
+    """Return folder -> why it is no class, of those in `root`; `chosen` is what --classes says.
+
+    Without that these are, `at_top` of the data, what has the name of another thing. Raises UserError for a
+    name that is not there, where they are to be `all_there`.
+    """
+    found = folders(root)
+    if chosen is None:
+        why = "has a name that is hardly a class's; --classes takes it for one"
+        return {
+            name: why for name in found if at_top and name.casefold() in NOT_DATA
+        }
+    if chosen == "all":
+        return {}
+    wanted = {key(name.strip()) for name in chosen.split(",")}
+    lacking = sorted(wanted - {*map(key, found)})
+    if lacking and all_there:
+        raise UserError(
+            f"--classes has {lacking[0]!r}, and {root} has no such folder; name folders of it, with commas "
+            "between, or all"
+        )
+    why = "is none of --classes"
+    return {name: why for name in found if key(name) not in wanted}
+
+
+def place_of(names: Sequence[str]) -> dict[str, int]:
+    """Return name -> its place, by each name and by its `key`, where that is of one name alone."""
+    keys: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        keys.setdefault(key(name), []).append(place)
+    alone = {one: places[0] for one, places in keys.items() if len(places) == 1}
+    return alone | {name: place for place, name in enumerate(names)}
+
+
+def find(name: str, places: Mapping[str, int]) -> int | None:
+    """Return the place of a name in what `place_of` gives: of that very name, else of its `key`."""
+    return places.get(name, places.get(key(name)))
+
+
+def folders(root: Path) -> list[str]:
+    """Return the sorted names of the folders in `root` that are neither hidden nor of the storage."""
+    try:
+        with os.scandir(root) as entries:
+            found = sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError as error:
+        if storage.failed(error):
+            raise
+        return []
+    return [
+        name for name in found if not name.startswith(".") and not of_the_storage(name)
+    ]
+
+
+def shards(names: Sequence[str], ending: str, where: str) -> list[str]:
+    """Return the names of shards. Raises UserError where one is compressed, which would be passed over."""
+    packed = [name for name in names if is_packed(name)]
+    if packed:
+        raise UserError(
+            f"--data: {where}/{packed[0]} is compressed, so that no sample can be read without all before it; "
+            "unpack it (gunzip -k, unxz -k, unzstd), and move it elsewhere"
+        )
+    return [
+        name
+        for name in names
+        if name.casefold().endswith(ending) and not name.startswith(".")
+    ]
