@@ -159,6 +159,9 @@ def open_splits(
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
+    beside = _beside(settings, root, content)
+    if beside:
+        console.info(f"--data: beside what is read, left out: {', '.join(beside)}")
     if settings.val_share is not None:
         splits = _shared(settings, root, content, console, how)
     else:
@@ -187,7 +190,9 @@ def open_splits(
     if model is not None:
         splits = {"val": _under(model, splits["val"], console)}
     (only, *_) = splits.values()
-    return {name: splits.get(name, only) for name in SPLITS}
+    return {
+        name: replace(splits.get(name, only), beside=beside) for name in SPLITS
+    }
 
 
 def _root(settings: DataSettings) -> Path:
@@ -220,6 +225,30 @@ def _shared(
     for line in mistakes:
         console.warn(line)
     return splits
+
+
+def _beside(settings: DataSettings, root: Path, content: Content) -> list[str]:
+    """Return what lies at the top of the data and is not read; nothing where a list may name what lies anywhere."""
+    read: set[str] = set()
+    sources: set[str] = set()
+    if settings.val_share is not None:
+        read.update(names.folders(root))
+    for split in SPLITS if settings.val_share is None else ():
+        # the other one may do
+        with suppress(UserError):
+            if content in ("instances", "keypoints"):
+                points = content == "keypoints"
+                found = layouts.find(root, split, keypoints=points)
+                # images beside the annotations lie in no folder
+                sources |= set() if found.folder else {"list"}
+                file = found.file.relative_to(os.path.realpath(root))
+                read |= {found.folder.partition("/")[0], file.parts[0]}
+            elif content == "videos":
+                sources.add("list" if list_of(root, split) else "folder")
+            else:
+                sources.add(choose_source(settings.source, root, split))
+        read |= {split, f"{split}.lmdb"}
+    return [] if sources & {"list", "arrow"} else names.beside(root, read)
 
 
 def _set_reads(

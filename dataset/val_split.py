@@ -14,7 +14,6 @@ import numpy as np
 from contracts import Array, Split, UserError, counted
 from dataset.images.columns import COLUMNS, Images
 from dataset.scan import names
-from dataset.scan.file_tree import is_media
 from dataset.scan.manifest import printable
 from dataset.stores.folder import Folder
 
@@ -157,7 +156,7 @@ def _quoted(found: Iterable[str]) -> str:
 
 def _has_images(folder: Path) -> bool:
     """Whether an image lies directly in a folder."""
-    return any(is_media(name, "image") for name in os.listdir(folder))
+    return any(names.is_media(name, "image") for name in os.listdir(folder))
 
 
 def validates(files: list[bytes], share: float, seed: int) -> Array:

@@ -341,6 +341,10 @@ class SuperresKind(TaskKind):
                 f"{name}: {counted(len(columns.images), 'image')}, the small ones are {how} the large ones"
             )
         (there, *_) = found.values()
+        if there.beside:
+            console.info(
+                f"--data: beside what is read, left out: {', '.join(there.beside)}"
+            )
         return {name: found.get(name, there) for name in STAND_INS}
 
     def plans(

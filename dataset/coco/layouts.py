@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -90,22 +91,25 @@ def _folder(file: Path, root: Path, split: Split) -> str:
     elif beside != root and names.read(beside.name).splits:
         places = [beside / "images", beside / "data", beside]
     else:
-        named = _named(file, root, split)
-        places = [*named, root / "images/default", root / "images", root / "data"]
+        usual = [root / "images/default", root / "images", root / "data"]
+        usual = [path for path in usual if path.is_dir()]
+        places = [*_named(file, root, split, usual), *usual]
     folder = next((path for path in places if path.is_dir()), root / default)
     return "" if folder == root else str(folder.relative_to(root))
 
 
-def _named(file: Path, root: Path, split: Split) -> list[Path]:
+def _named(
+    file: Path, root: Path, split: Split, usual: Sequence[Path]
+) -> list[Path]:
     """Return the folder of images by its name, [] for none. Raises UserError where several may be it.
 
     It has the split's word and no other, or the other words of the annotation file: masks_train and old_train
-    are passed over where train is there.
+    are passed over where train is there. With yet other words it may be as well one of the `usual` folders.
     """
     about = {
-        path: names.read(path.name)
+        place / name: names.read(name)
         for place in (root, root / "images", root / "data")
-        for path in sorted(place.glob("*/"))
+        for name in names.folders(place)
     }
     found = [
         path
@@ -120,6 +124,8 @@ def _named(file: Path, root: Path, split: Split) -> list[Path]:
         lambda path: path.name == split,
     ):
         found = [path for path in found if best(path)] or found
+    if found and not about[found[0]].rest <= own:
+        found += [path for path in usual[:1] if path not in found[0].parents]
     if len(found) > 1:
         several = " and ".join(f"{path.relative_to(root)}/" for path in found)
         raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mimetypes
 import os
 import stat
 import time
@@ -70,7 +69,7 @@ def labels(
                 found.append(name)
         elif os.path.islink(path) and not os.path.exists(path):
             reject(path, BROKEN_LINK)
-        elif is_media(name, wanted):
+        elif named.is_media(name, wanted):
             reject(path, "lies in no class folder")
     if not found:
         raise UserError(
@@ -82,13 +81,6 @@ def labels(
 def names_below(folder: Path) -> list[str]:
     """Return the sorted names in a folder. Raises OSError, and StorageFault."""
     return sorted(_asked(partial(os.listdir, folder), os.fsencode(folder)))
-
-
-def is_media(name: str, wanted: str) -> bool:
-    """Whether a file's name says that it is an image, or a video."""
-    guessed = mimetypes.guess_type(name, strict=False)[0] or ""
-    other = wanted == "video" and name.lower().endswith((".mkv", ".ts"))
-    return other or guessed.startswith(f"{wanted}/")
 
 
 def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:

@@ -11,10 +11,12 @@ file.
 
 from __future__ import annotations
 
+import mimetypes
 import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -58,7 +60,7 @@ SPLIT_OF = _of_words(
 """Word -> the split that it names."""
 SIDE_OF = _of_words(
     {
-        "high": "hr gt hq high highres hires large target targets groundtruth original originals",
+        "high": "hr gt hq high highres hires large target targets groundtruth",
         "low": "lr lq low lowres lores small input inputs",
     }
 )
@@ -120,21 +122,24 @@ def read(name: str) -> Name:
     splits = set[str]()
     sides = set[str]()
     rest = set[str]()
-    lower = name.casefold()
     for word in words(name):
         if split := _GLUED.fullmatch(word):
             splits.add(SPLIT_OF[split[1]])
         elif word in SIDE_OF:
             sides.add(SIDE_OF[word])
-        elif side := _SIDE.match(word):
-            sides.add(SIDE_OF[side[1]])
-            rest.add(word[side.end() :].rstrip("x"))
-        elif word not in FILLERS and word != "x":
+        elif glued := _SIDE.match(word):
+            sides.add(SIDE_OF[glued[1]])
+            if word[glued.end() :].startswith("bic"):
+                rest.add("bicubic")
+        elif word not in FILLERS and word not in ("x", "srf"):
             rest.add(word)
-    scale = _SCALE.search(lower)
+    found = _SCALE.search(name)
+    scale = int(found[1] or found[2]) if found else 0
+    # X2/ beside HR/
+    if scale and not sides and not rest:
+        sides.add("low")
     side = sides.pop() if len(sides) == 1 else ""
-    number = int(scale[1] or scale[2]) if scale else 0
-    return Name(frozenset(splits), side, number, frozenset(rest - {""}))  # type: ignore[arg-type]
+    return Name(frozenset(splits), side, scale, frozenset(rest))  # type: ignore[arg-type]
 
 
 def splits_among(names: Iterable[str]) -> dict[str, str]:
@@ -229,6 +234,31 @@ def folders(root: Path) -> list[str]:
     return [
         name for name in found if not name.startswith(".") and not of_the_storage(name)
     ]
+
+
+def beside(data: Path, read_names: Iterable[str]) -> list[str]:
+    """Return what lies at the top of a data folder and is not read: folders, lists and compressed files.
+
+    A name is told with a slash behind it where it is a folder's, and with the split that it says.
+    """
+    taken = {*read_names}
+    inside = [f"{name}/" for name in folders(data) if not name.endswith(".columns")]
+    with suppress(OSError):
+        files = sorted(os.listdir(data))
+        inside += [name for name in files if is_list(name) or is_packed(name)]
+    splits = splits_among(inside)
+    return [
+        f"{name} ({splits[name]})" if name in splits else name
+        for name in inside
+        if name.rstrip("/") not in taken
+    ]
+
+
+def is_media(name: str, wanted: str) -> bool:
+    """Whether a file's name says that it is an image, or a video."""
+    guessed = mimetypes.guess_type(name, strict=False)[0] or ""
+    other = wanted == "video" and name.lower().endswith((".mkv", ".ts"))
+    return other or guessed.startswith(f"{wanted}/")
 
 
 def shards(names: Sequence[str], ending: str, where: str) -> list[str]:
