@@ -107,6 +107,7 @@ class DataSettings(Protocol):
     lmdb_label: Literal["prefix"] | None
     label_key: str | None
     multi_label: bool
+    label_separator: str | None
     trust_list: bool
     order: Literal["shuffled", "sequential"]
     classes: str | None
@@ -189,10 +190,9 @@ def open_splits(
         }
     if model is not None:
         splits = {"val": _under(model, splits["val"], console)}
+    splits = {name: replace(split, beside=beside) for name, split in splits.items()}
     (only, *_) = splits.values()
-    return {
-        name: replace(splits.get(name, only), beside=beside) for name in SPLITS
-    }
+    return {name: splits.get(name, only) for name in SPLITS}
 
 
 def _root(settings: DataSettings) -> Path:
@@ -299,6 +299,10 @@ def _tell(
             )
     for line in filter(None, lines):
         console.warn(f"{name}: {line}")
+    if separator := getattr(columns, "separator", ""):
+        console.info(
+            f"{name}: labels are taken apart at {separator}; --label-separator names another"
+        )
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
         tell_of_classes(name, split, console, expected=expected, noun=noun)
@@ -428,7 +432,11 @@ def _options(
                 f"--source {source}; leave it out"
             )
     if of_list:
-        return {"sets": settings.multi_label, "unread": settings.trust_list}
+        return {
+            "sets": settings.multi_label,
+            "separator": settings.label_separator,
+            "unread": settings.trust_list,
+        }
     if of_folders and settings.classes and settings.val_share is None:
         # validation may lack one
         unwanted = names.unwanted(

@@ -42,6 +42,11 @@ class Data(Settings):
     multi_label: bool = setting(False, tasks=LABELLED_IMAGES, resume="scanned")
     """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
     loss is that of --loss bce, and the figure is mAP."""
+    label_separator: str | None = setting(
+        None, tasks=LABELLED_IMAGES, resume="scanned", needs=("multi_label",)
+    )
+    """What stands between the labels of --multi-label. Default: ; or what the labels show beyond doubt, of
+    | , / & + blanks, and lists such as ['cat', 'dog']."""
     trust_list: bool = setting(
         False, tasks=AUGMENTED, changes_rate=False, resume="scanned", evaluation="own"
     )

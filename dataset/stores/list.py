@@ -72,13 +72,14 @@ def open(
     read_delay_s: float = 0.0,
     unread: bool = False,
     sets: bool = False,
+    separator: str | None = None,
     **how: Any,
 ) -> Split:
     """Open the images of data/<split>.csv, as dataset.stores.SourceModule says, in the order of its lines.
 
     Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie.
-    `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
-    dataset.scan.label_sets. Raises UserError.
+    `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes,
+    with `separator` between them: dataset.scan.label_sets. Raises UserError.
     """
     path, *others = _lists(data, split)
     if others:
@@ -115,7 +116,7 @@ def open(
         **how,
     )
     opened = Split(columns=columns, source=Listed(columns, read_delay_s))
-    return taken_apart(opened, classes, named) if sets else opened
+    return taken_apart(opened, classes, named, separator) if sets else opened
 
 
 def _root(listed: List, folders: Sequence[Path]) -> Path:
@@ -140,7 +141,8 @@ def _write_file_list(
     """Write made/file_list.*, and return its labels, by whose numbers they stand there. Raises UserError."""
     heading = listed.heading(lambda name: os.path.isfile(root / name))
     if heading:
-        rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
+        what = f"line 1 is a heading: {heading}"
+        rejects(os.fsencode(listed.path), what, is_mistake=False)
     pieces: Pieces = _pieces
     if listed.path.stat().st_size >= LARGE and _is_plain(listed):
         pieces = _pieces_by_arrow

@@ -69,7 +69,8 @@ def _lines(
     folder = lines.path.parent
     heading = lines.heading(lambda name: os.path.isfile(folder / name))
     if heading:
-        rejects(os.fsencode(lines.path), f"line 1 is a heading: {heading}")
+        what = f"line 1 is a heading: {heading}"
+        rejects(os.fsencode(lines.path), what, is_mistake=False)
     for number, (name, label, *part) in lines.rows(skip=bool(heading)):
         start, end = map(float, part) if part else (0.0, np.inf)
         if not start < end:
