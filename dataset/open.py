@@ -232,7 +232,8 @@ def _beside(settings: DataSettings, root: Path, content: Content) -> list[str]:
     read: set[str] = set()
     sources: set[str] = set()
     if settings.val_share is not None:
-        read.update(names.folders(root))
+        unwanted = names.unwanted(root, settings.classes, at_top=True)
+        read.update(name for name in names.folders(root) if name not in unwanted)
     for split in SPLITS if settings.val_share is None else ():
         # the other one may do
         with suppress(UserError):
@@ -411,7 +412,7 @@ def _opener(
             if name == "folder" and not settings.multi_label
             else ""
         )
-        if not hint or hint.endswith("else "):
+        if not hint or hint.endswith(" "):
             hint += f"it must be {must_be}"
         raise UserError(f"--data {root}: has no {lacking}; {hint}")
     return partial(module.open, root, split, **_options(settings, root, split, name))

@@ -133,9 +133,12 @@ def _files(
     else:
         single = media == content.removesuffix("s")
         names = [named.name] if single else list(_listed(named, flag))
-        below = os.fsencode(named.absolute().parent)
+        below = named.absolute().parent
+        odd = [name for name in names if not name.isascii()]
+        _, form = lists.placed(odd[: lists.TRIED], [below])
         paths = [
-            os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names
+            os.path.normpath(os.path.join(os.fsencode(below), os.fsencode(one)))
+            for one in (lists.in_form(name, form) for name in names)
         ]
         names = [str(named)] if single else names
     if not names:

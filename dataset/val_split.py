@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def hint(root: Path) -> str:
         return ""
     if doubt := _doubt(root):
         return doubt
-    if names.folders(root):
+    if _by_force(root):
         return "where its folders are classes add --val-share 0.2; else "
     packed = [name for name in sorted(os.listdir(root)) if names.is_packed(name)]
     return f"unpack {packed[0]}; " if packed else ""
@@ -93,27 +94,27 @@ def hint(root: Path) -> str:
 def _doubt(root: Path, source: str = "auto", classes: str | None = None) -> str:
     """Return why the folders of `root` may be no classes, and what decides; "" where nothing speaks against it."""
     found = names.folders(root)
-    by_force = "--val-share 0.2 --source folder --classes all"
+    by_force = _by_force(root)
     listed = [*filter(names.is_list, sorted(os.listdir(root)))]
     if listed and found and source != "folder":
         return (
-            f"{listed[0]} is a list, which is read where there are train.csv and val.csv, without --val-share; "
-            f"if its folders are classes all the same, {by_force}"
+            f"{listed[0]} is a list, and lists are read where there are train.csv and val.csv, without "
+            f"--val-share{by_force}"
         )
     if classes is not None:
         return ""
     if splits := names.splits_among(found):
         return _splits_or_classes(root, found, splits, by_force)
-    containers = [name for name in found if name.casefold() in names.NO_CLASS]
-    if containers:
-        return (
-            f"its folders {_quoted(containers)} have the names of what a list or annotations speak of, and "
-            f"docs/data.md says where these lie; if they are classes, {by_force}"
-        )
     inside = _below(root)
     if inside != root:
         share = "" if _are_splits(inside) else " --val-share 0.2"
         return f"all lies in its one folder {found[0]!r}; name --data {inside}{share}"
+    containers = [name for name in found if name.casefold() in names.NO_CLASS]
+    if containers:
+        return (
+            f"its folders {_quoted(containers)} have the names of what a list or annotations speak of, and "
+            f"docs/data.md says where these lie{by_force}"
+        )
     return ""
 
 
@@ -121,9 +122,12 @@ def _splits_or_classes(
     root: Path, found: list[str], splits: dict[str, str], by_force: str
 ) -> str:
     """Return that folders have names of splits, and the ways out that there are."""
-    told = f"its folders {_quoted(splits)} are splits and not classes"
+    many = len(splits) > 1
+    told = f"its folder{'s' * many} {_quoted(splits)}"
     if others := [name for name in found if name not in splits]:
-        told = f"its folders {_quoted(splits)} may be splits, or classes as {others[0]!r} may be"
+        told += f" may be {'splits' if many else 'a split'}, or classes as {others[0]!r} may be"
+    else:
+        told += " are splits and not classes" if many else " is a split and no class"
     ways = ["name them train/ and val/, without --val-share"]
     for name in [name for name, split in splits.items() if split == "train"][:1]:
         part = _below(root / name)
@@ -131,7 +135,17 @@ def _splits_or_classes(
             ways.append(f"have --data {part} parted by --val-share 0.2")
     if "train" in found and not _has_images(root / "train"):
         ways.append("train without validation by --val-every 0")
-    return f"{told}; {', or '.join(ways)}; if they are classes, {by_force}"
+    return f"{told}; {', or '.join(ways)}{by_force}"
+
+
+def _by_force(root: Path) -> str:
+    """Return how the folders of `root` are taken as classes; "" where the first of each holds no image."""
+    for name in names.folders(root):
+        folder = root / name
+        inside = [folder, *(folder / below for below in names.folders(folder)[:1])]
+        if any(map(_has_images, inside)):
+            return "; if its folders are classes, --val-share 0.2 --source folder --classes all"
+    return ""
 
 
 def _below(folder: Path) -> Path:
@@ -156,7 +170,9 @@ def _quoted(found: Iterable[str]) -> str:
 
 def _has_images(folder: Path) -> bool:
     """Whether an image lies directly in a folder."""
-    return any(names.is_media(name, "image") for name in os.listdir(folder))
+    with suppress(OSError):
+        return any(names.is_media(name, "image") for name in os.listdir(folder))
+    return False
 
 
 def validates(files: list[bytes], share: float, seed: int) -> Array:

@@ -98,9 +98,7 @@ def _folder(file: Path, root: Path, split: Split) -> str:
     return "" if folder == root else str(folder.relative_to(root))
 
 
-def _named(
-    file: Path, root: Path, split: Split, usual: Sequence[Path]
-) -> list[Path]:
+def _named(file: Path, root: Path, split: Split, usual: Sequence[Path]) -> list[Path]:
     """Return the folder of images by its name, [] for none. Raises UserError where several may be it.
 
     It has the split's word and no other, or the other words of the annotation file: masks_train and old_train

@@ -160,8 +160,7 @@ def _small(
     found = {
         side: " ".join(sorted(side.about.rest - high.about.rest))
         for side in sides
-        if side.about.side == "low"
-        and side.about.splits == high.about.splits
+        if side.about.side == "low" and side.about.splits == high.about.splits
     }
     # what is made is bicubic; what lies in a folder LR may be of any kind
     if not found:

@@ -24,7 +24,6 @@ from dataset.scan.manifest import Rejects, printable
 from dataset.stores import choose_source, source_named
 from dataset.stores.folder import Folder
 
-
 _OF_LARGE = re.compile(r"[_-](hr|hq|gt)\Z", re.IGNORECASE)
 _OF_SMALL = re.compile(r"[_-]?(x[2-9][mdw]?|[_-](lr|lq))\Z", re.IGNORECASE)
 

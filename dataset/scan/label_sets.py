@@ -47,7 +47,8 @@ def taken_apart(
     found = {word for words in sets for word in words}
     classes = list(given or named or sorted(found, key=_by_value))
     places = place_of(classes)
-    if unknown := sorted(word for word in found if find(word, places) is None):
+    place_of_word = {word: find(word, places) for word in found}
+    if unknown := sorted(word for word in found if place_of_word[word] is None):
         whose = "the training data" if given else "classes.txt"
         raise UserError(
             f"--data: the label '{unknown[0]}' is none of the {len(classes)} classes of {whose}; remove it "
@@ -59,15 +60,17 @@ def taken_apart(
         )
     several = np.zeros((len(sets), len(classes)), bool)
     for row, words in enumerate(sets):
-        several[row, [find(word, places) for word in words]] = True
-    shown = "" if separator or between == USUAL else between
+        several[
+            row, [place for word in words if (place := place_of_word[word]) is not None]
+        ] = True
+    shown = between if between == LIST else repr(between)
     return replace(
         split,
         columns=replace(
             columns,
             classes=tuple(classes),
             several=several,
-            separator=shown and (shown if shown == LIST else repr(shown)),
+            separator="" if separator or between == USUAL else shown,
         ),
     )
 
@@ -124,16 +127,14 @@ def _separator(labels: Sequence[str], known: Sequence[str] | None) -> str:
         if odd is None:
             return LIST
         raise _unsure(odd, lists[0])
-    sure, likely = (
-        [one for one in there if one in each] for each in (SURE, LIKELY)
-    )
+    sure, likely = ([one for one in there if one in each] for each in (SURE, LIKELY))
     if not sure:
         # of 'cat, tabby' the comma, and not the blank
         if likely and not _comes_again(labels, likely[0], of_all=likely[0] == " "):
             raise _unsure(_with(labels, likely[0]), likely[0])
         return likely[0] if likely else USUAL
-    words = {word for label in labels for word in _parts(label, sure[0])}
-    other = [one for one in likely if one != " " and _comes_again([*words], one)]
+    parts = sorted({word for label in labels for word in _parts(label, sure[0])})
+    other = [one for one in likely if one != " " and _comes_again(parts, one)]
     if len(sure) > 1 or other:
         raise _unsure(_with(labels, (*sure[1:], *other)[0]), " or ".join(sure + other))
     return sure[0]
@@ -156,3 +157,7 @@ def _unsure(label: str, sign: str) -> UserError:
         f"--data: the label {label!r} may be one class or several ({sign!r} is in the labels): --label-separator "
         "'|', or whatever stands between classes, decides; with one that no label has each is one class"
     )
+
+
+def _by_value(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdecimal() else (1 << 62, name)

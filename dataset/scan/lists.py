@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from typing import Protocol, TextIO
 import numpy as np
 
 from contracts import Array, UserError
+from dataset.scan import names as names_of
 from dataset.scan.manifest import printable
 from system import storage
 from system.user_files import open_text, read_text
@@ -71,6 +73,26 @@ def find(folder: Path, split: str) -> list[Path]:
     """Return the lists of a split in a folder."""
     paths = [folder / f"{split}{ending}" for ending in ENDINGS]
     return [path for path in paths if os.path.lexists(path)]
+
+
+def placed(names: Sequence[str], folders: Sequence[Path]) -> tuple[Path, str]:
+    """Return the folder in which most files of these names lie, and the form of letters that they have there.
+
+    That is "" as they are written, or "NFC" or "NFD": a Mac writes names of files otherwise than a list may. The
+    first of equals is taken.
+    """
+    ways = [(folder, form) for form in ("", "NFC", "NFD") for folder in folders]
+    counts = [
+        sum(os.path.exists(folder / in_form(name, form)) for name in names)
+        for folder, form in ways
+        if not form or not all(map(str.isascii, names))
+    ]
+    return ways[counts.index(max(counts))]
+
+
+def in_form(name: str, form: str) -> str:
+    """Return a name in a form of letters that `placed` has found."""
+    return unicodedata.normalize(form, name) if form else name  # type: ignore[arg-type]
 
 
 class List:
@@ -257,9 +279,10 @@ class Labels:
         if not classes:
             last = max(map(int, words)) if numbers else 0
             classes = [*map(str, range(last + 1))] if numbers else sorted({*words})
-        known = {name: number for number, name in enumerate(classes)}
+        places = names_of.place_of(classes)
+        known = {word: names_of.find(word, places) for word in words}
         for number, word in enumerate(words):
-            if word not in known:
+            if known[word] is None:
                 whose = CLASSES if given is None else "the training data"
                 raise self._wrong(
                     number,

@@ -50,6 +50,10 @@ def _of_words(table: dict[str, str]) -> dict[str, str]:
     return {word: what for what, words in table.items() for word in words.split()}
 
 
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 SPLIT_OF = _of_words(
     {
         "train": "train training trn",
@@ -65,29 +69,30 @@ SIDE_OF = _of_words(
     }
 )
 """Word -> the side of a pair of images, for super-resolution: "high", the large one, or "low"."""
-FILLERS = frozenset(
+FILLERS = _set(
     "data dataset datasets set sets split splits image images img imgs jpegimages photo photos picture pictures pic "
     "pics file files folder video videos clip clips jpg jpeg png coco instances annotation annotations label labels "
-    "person keypoints default".split()
+    "person keypoints default"
 )
 """Words that do not make a split another thing: train_images, person_keypoints_train."""
-NO_PHOTOS = frozenset(
+NO_PHOTOS = _set(
     "mask masks depth segmentation semantic panoptic stuff edges flow label labels annotation annotations old backup "
-    "bak copy thumbs thumbnails".split()
+    "bak copy thumbs thumbnails"
 )
 """Words in the names of folders whose images are not those to train on."""
-NO_CLASS = frozenset(
-    "images imgs img jpegimages labels annotations annotation mask masks xml xmls data dataset datasets".split()
+NO_CLASS = _set(
+    "images imgs img jpegimages labels annotations annotation mask masks xml xmls data dataset datasets"
 )
 """Names of folders that hold what a list or annotations speak of, or all of a set, and are hardly a class."""
-NOT_DATA = frozenset(
-    "models samples examples checkpoints weights runs outputs results logs docs scripts notebooks".split()
+NOT_DATA = _set(
+    "models samples examples checkpoints weights runs outputs results logs docs scripts notebooks"
 )
 """Names of folders that lie beside data, and are hardly a class."""
 PACKED = re.compile(
     r"\.(tar\.(gz|bz2|xz|zst|lz4|lzma|br|z)|tgz|tbz2?|txz|tzst|zip|7z|rar)"
 )
 """The end of the name of a compressed file."""
+ARCHIVES = (".zip", ".7z", ".rar")
 _PLAIN, _FILLER = (
     "|".join(sorted(words, key=len, reverse=True)) for words in (SPLIT_OF, FILLERS)
 )
@@ -192,9 +197,7 @@ def unwanted(
     found = folders(root)
     if chosen is None:
         why = "has a name that is hardly a class's; --classes takes it for one"
-        return {
-            name: why for name in found if at_top and name.casefold() in NOT_DATA
-        }
+        return {name: why for name in found if at_top and name.casefold() in NOT_DATA}
     if chosen == "all":
         return {}
     wanted = {key(name.strip()) for name in chosen.split(",")}
@@ -261,16 +264,31 @@ def is_media(name: str, wanted: str) -> bool:
     return other or guessed.startswith(f"{wanted}/")
 
 
-def shards(names: Sequence[str], ending: str, where: str) -> list[str]:
-    """Return the names of shards. Raises UserError where one is compressed, which would be passed over."""
-    packed = [name for name in names if is_packed(name)]
+def shards(names: Iterable[str], ending: str, where: str) -> list[str]:
+    """Return the names of shards, of what lies in a split's folder; those of folders end in a slash.
+
+    Raises UserError where a shard is compressed, or lies in a folder of its own: it would be passed over.
+    """
+    shown = sorted(
+        name
+        for name in names
+        if not any(
+            part.startswith(".") or of_the_storage(part) for part in name.split("/")
+        )
+    )
+    # a zip beside class folders is none of shards
+    packed = [name for name in shown if is_packed(name) and not name.endswith(ARCHIVES)]
     if packed:
         raise UserError(
             f"--data: {where}/{packed[0]} is compressed, so that no sample can be read without all before it; "
             "unpack it (gunzip -k, unxz -k, unzstd), and move it elsewhere"
         )
-    return [
-        name
-        for name in names
-        if name.casefold().endswith(ending) and not name.startswith(".")
-    ]
+    found = [name for name in shown if name.casefold().endswith(ending)]
+    nested = [name for name in found if "/" in name]
+    if nested:
+        listed = f", or name all shards in {where}/shards.txt" * ("://" in where)
+        raise UserError(
+            f"--data: {where}/{nested[0]} lies in a folder of its own, where no shard is looked for; move it to "
+            f"{where}/{listed}"
+        )
+    return found

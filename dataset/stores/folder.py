@@ -173,9 +173,7 @@ def open_folder(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         file_tree.remember(visits, os.fsencode(real))
-        labels = file_tree.labels(
-            real, classes, visits, rejects, unwanted=unwanted
-        )
+        labels = file_tree.labels(real, classes, visits, rejects, unwanted=unwanted)
         file_tree.list_files(real, labels, made, visits, rejects, say)
         return labels
 
@@ -183,7 +181,7 @@ def open_folder(
         root,
         Files(real),
         list_files,
-        key=sorted(unwanted or ()),
+        key=[*sorted(unwanted or ())],
         where=f"{real}/<class>/",
         classes=classes,
         cache=cache,
