@@ -112,7 +112,8 @@ def _named(file: Path, root: Path, split: Split, usual: Sequence[Path]) -> list[
     found = [
         path
         for path, name in about.items()
-        if split in name.splits and not name.rest & names.NO_PHOTOS
+        if split in name.splits
+        and not names.NO_PHOTOS.intersection(names.words(path.name))
     ]
     own = names.read(file.stem).rest
     for best in (
