@@ -133,12 +133,9 @@ def _files(
     else:
         single = media == content.removesuffix("s")
         names = [named.name] if single else list(_listed(named, flag))
-        below = named.absolute().parent
-        odd = [name for name in names if not name.isascii()]
-        _, form = lists.placed(odd[: lists.TRIED], [below])
+        below = os.fsencode(named.absolute().parent)
         paths = [
-            os.path.normpath(os.path.join(os.fsencode(below), os.fsencode(one)))
-            for one in (lists.in_form(name, form) for name in names)
+            os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names
         ]
         names = [str(named)] if single else names
     if not names:
@@ -157,6 +154,7 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}; name {MUST_BE}") from None
     parsed = List(path, GRAMMAR)
+    parsed.place([path.parent])
     for number, fields in parsed.records():
         name = fields[0]
         if parsed.separator == BLANK and len(fields) > 1:
@@ -167,7 +165,7 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
                 name = whole
         is_heading = number == 1 and lists.is_of(name, lists.OF_PATHS)
         if not is_heading or os.path.exists(path.parent / name):
-            yield name
+            yield parsed.in_form(name)
 
 
 def _write_list(path: Path, paths: list[bytes], flag: str) -> None:

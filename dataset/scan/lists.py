@@ -75,26 +75,6 @@ def find(folder: Path, split: str) -> list[Path]:
     return [path for path in paths if os.path.lexists(path)]
 
 
-def placed(names: Sequence[str], folders: Sequence[Path]) -> tuple[Path, str]:
-    """Return the folder in which most files of these names lie, and the form of letters that they have there.
-
-    That is "" as they are written, or "NFC" or "NFD": a Mac writes names of files otherwise than a list may. The
-    first of equals is taken.
-    """
-    ways = [(folder, form) for form in ("", "NFC", "NFD") for folder in folders]
-    counts = [
-        sum(os.path.exists(folder / in_form(name, form)) for name in names)
-        for folder, form in ways
-        if not form or not all(map(str.isascii, names))
-    ]
-    return ways[counts.index(max(counts))]
-
-
-def in_form(name: str, form: str) -> str:
-    """Return a name in a form of letters that `placed` has found."""
-    return unicodedata.normalize(form, name) if form else name  # type: ignore[arg-type]
-
-
 class List:
     """A list whose separator is known. Raises UserError for what is no text file."""
 
@@ -109,10 +89,31 @@ class List:
         for separator in reversed(grammar.separators):
             if 2 * sum(separator in line for line in lines) > filled:
                 self.separator = separator
+        self.form = ""
         # what is wrong with a line is told when its row is read
         self.head: list[Record] = []
         with suppress(UserError):
             self.head.extend(self._split(lines))
+
+    def place(self, folders: Sequence[Path]) -> Path:
+        """Return the folder in which most files of the first lines lie, the first of equals, and set `form`.
+
+        A Mac writes the letters of a file's name otherwise than a list may: names are looked for in both forms.
+        """
+        names = [fields[0] for _, fields in self.head]
+        # letters beyond ASCII tell the forms apart
+        names = [name for name in names if not name.isascii()] or names
+        ways = [(folder, form) for form in ("", "NFC", "NFD") for folder in folders]
+        counts = []
+        for folder, self.form in ways:
+            files = [folder / self.in_form(name) for name in names[:TRIED]]
+            counts.append(sum(map(os.path.exists, files)))
+        folder, self.form = ways[counts.index(max(counts))]
+        return folder
+
+    def in_form(self, name: str) -> str:
+        """Return a name with its letters as those of the files are."""
+        return unicodedata.normalize(self.form, name) if self.form else name  # type: ignore[arg-type]
 
     def records(self) -> Iterator[Record]:
         """Yield every line that is not empty, with as many fields as it has."""

@@ -18,15 +18,7 @@ from dataset.scan import file_tree, lists
 from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress
 from dataset.scan.label_sets import taken_apart
-from dataset.scan.lists import (
-    TRIED,
-    VERSION,
-    Grammar,
-    Labels,
-    List,
-    class_names,
-    in_form,
-)
+from dataset.scan.lists import VERSION, Grammar, Labels, List, class_names
 from dataset.scan.manifest import FILE_LIST, Rejects, file_list
 from dataset.stores.folder import Folder
 from system.user_files import open_bytes
@@ -96,7 +88,7 @@ def open(
         )
     listed = List(path, replace(GRAMMAR, sets=sets))
     folder = path.parent
-    root, form = _placed(listed, [folder, data, data / split])
+    root = Path(os.path.realpath(listed.place([folder, data, data / split])))
     named = class_names(folder, data, data / "train")
     of_scan = None if sets else classes
 
@@ -104,7 +96,7 @@ def open(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         file_tree.remember_paths(visits, root, [path])
-        labels = _write_file_list(listed, root, form, made, rejects, say)
+        labels = _write_file_list(listed, root, made, rejects, say)
         used, class_of, _ = labels.classes(of_scan, None if sets else named)
         _renumber(made, class_of)
         if not unread:
@@ -116,7 +108,7 @@ def open(
         Files(root),
         list_files,
         key=[
-            *("list", VERSION, str(path), str(root), *filter(None, [form])),
+            *("list", VERSION, str(path), str(root), *filter(None, [listed.form])),
             *(["sets"] if sets else [named]),
         ],
         where=str(path),
@@ -130,24 +122,15 @@ def open(
     return taken_apart(opened, classes, named, separator) if sets else opened
 
 
-def _placed(listed: List, folders: Sequence[Path]) -> tuple[Path, str]:
-    """Return what `lists.placed` finds of the first names, of those with letters beyond ASCII if there are some."""
-    names = [fields[0] for _, fields in listed.head]
-    odd = [name for name in names if not name.isascii()]
-    root, form = lists.placed((odd or names)[:TRIED], folders)
-    return Path(os.path.realpath(root)), form
-
-
 def _write_file_list(
     listed: List,
     root: Path,
-    form: str,
     made: Path,
     rejects: Rejects,
     say: Progress,
 ) -> Labels:
     """Write made/file_list.*, and return its labels, by whose numbers they stand there. Raises UserError."""
-    heading = listed.heading(lambda name: os.path.isfile(root / in_form(name, form)))
+    heading = listed.heading(lambda name: os.path.isfile(root / listed.in_form(name)))
     if heading:
         what = f"line 1 is a heading: {heading}"
         rejects(os.fsencode(listed.path), what, is_mistake=False)
@@ -155,9 +138,9 @@ def _write_file_list(
     if listed.path.stat().st_size >= LARGE and _is_plain(listed):
         pieces = _pieces_by_arrow
     try:
-        labels = _write_pieces(pieces, listed, bool(heading), root, form, made, say)
+        labels = _write_pieces(pieces, listed, bool(heading), root, made, say)
     except NotPlain:
-        labels = _write_pieces(_pieces, listed, bool(heading), root, form, made, say)
+        labels = _write_pieces(_pieces, listed, bool(heading), root, made, say)
     if not labels.number_of:
         raise listed.without_rows()
     return labels
@@ -178,7 +161,6 @@ def _write_pieces(
     listed: List,
     has_heading: bool,
     root: Path,
-    form: str,
     made: Path,
     say: Progress,
 ) -> Labels:
@@ -190,10 +172,8 @@ def _write_pieces(
             lines = b"\n" + b"\n".join(names)
             if b"\n/" in lines or b"\n./" in lines:
                 names = [name.removeprefix(below).removeprefix(b"./") for name in names]
-            if form:
-                names = [
-                    os.fsencode(in_form(os.fsdecode(name), form)) for name in names
-                ]
+            if listed.form:
+                names = [os.fsencode(listed.in_form(os.fsdecode(one))) for one in names]
             files.add(names, numbers)
             say(files.total, 0, "reading the list")
     return labels

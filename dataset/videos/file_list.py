@@ -15,15 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from contracts import Array
-from dataset.scan.lists import (
-    TRIED,
-    Grammar,
-    Labels,
-    List,
-    class_names,
-    in_form,
-    placed,
-)
+from dataset.scan.lists import Grammar, Labels, List, class_names
 from dataset.scan.manifest import Rejects
 
 # seconds; the whole file: 0 to infinity
@@ -46,14 +38,12 @@ def read_list(
     """
     folder = os.fsencode(path.parent)
     lines = List(path, GRAMMAR)
+    lines.place([path.parent])
     labels = Labels(lines)
     places: dict[bytes, int] = {}
     rows = []
-    texts = [fields[0] for _, fields in lines.head]
-    odd = [text for text in texts if not text.isascii()][:TRIED]
-    _, form = placed(odd, [path.parent])
     for number, text, label, start, end in _lines(lines, rejects):
-        name = os.fsencode(in_form(text, form))
+        name = os.fsencode(lines.in_form(text))
         if b"\0" in name:
             raise lines.wrong(number, "has a NUL in its path")
         # out of a folder that the path has named, which may be a link

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_what_stands_between_labels_is_seen(
         ["frog_eye"],
     ]
     root = fill(tmp_path / "data", {f"{i}.jpg": JPEG for i in range(len(sets))})
-    form = {"json": json.dumps, "python": str}.get(between, between.join)
+    form: Any = {"json": json.dumps, "python": str}.get(between, between.join)
     for split in ("train", "val"):
         with (root / f"{split}.csv").open("w", newline="") as file:
             rows = [[f"{i}.jpg", form(words)] for i, words in enumerate(sets)]
@@ -89,8 +90,8 @@ def test_what_stands_between_labels_is_seen(
     console = Console()
     settings = Data(data=str(root), multi_label=True, manifest_dir=tmp_path / "cache")
     splits = open_splits(settings, loader="torchvision", console=console)
-    for split in splits.values():
-        columns = split.columns
+    for found in splits.values():
+        columns = found.columns
         assert columns.classes == ("frog_eye", "rust", "scab")
         assert [
             [columns.classes[at] for at in np.flatnonzero(columns.several[label])]
