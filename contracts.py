@@ -316,6 +316,7 @@ class Split:
 
     columns: Any
     source: Source
+    beside: Sequence[str] = ()  # names at the top of --data that are not read
 
 
 class Plan(Protocol):

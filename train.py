@@ -50,7 +50,7 @@ from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.sinks import require_trackers  # noqa: E402
-from report.summary import describe, rejected  # noqa: E402
+from report.summary import describe, left_out, rejected  # noqa: E402
 from settings.config import (  # noqa: E402
     Config,
     alike,
@@ -271,6 +271,7 @@ def train(
             )
         about |= {
             "rejected": rejected(splits),
+            "left_out": left_out(splits),
             "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda"),
             "unit": kind.unit,
             "cores_a_rank": world.cores(),

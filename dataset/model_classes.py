@@ -10,6 +10,7 @@ import numpy as np
 
 from contracts import Array, UserError
 from dataset.coco.columns import BACKGROUND, UNUSED
+from dataset.scan.names import key
 
 SHOWN = 5
 """Names of a message."""
@@ -73,4 +74,4 @@ class ModelClasses:
 
 def _plain(name: str) -> str:
     """Return a name as it is compared: blanks of published names are underscores in folders."""
-    return name.replace(" ", "_")
+    return key(name).replace(" ", "_")

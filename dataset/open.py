@@ -19,7 +19,7 @@ from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.images.columns import as_shown, told_of_exif
 from dataset.model_classes import ModelClasses
-from dataset.scan import lists
+from dataset.scan import lists, names
 from dataset.scan.cache import Progress
 from dataset.scan.file_tree import is_folder
 from dataset.stores import choose_source, source_named, what_holds
@@ -107,8 +107,10 @@ class DataSettings(Protocol):
     lmdb_label: Literal["prefix"] | None
     label_key: str | None
     multi_label: bool
+    label_separator: str | None
     trust_list: bool
     order: Literal["shuffled", "sequential"]
+    classes: str | None
     val_share: float | None
     val_seed: int
     val_group: str | None
@@ -161,10 +163,13 @@ def open_splits(
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
+    beside = _beside(settings, root, content)
+    if beside:
+        console.info(f"--data: beside what is read, left out: {', '.join(beside)}")
     if settings.val_share is not None:
         splits = _shared(settings, root, content, console, how, trained)
     elif model is not None and _is_val(settings, root, content, model):
-        splits = {"val": _whole(root, console, how)}
+        splits = {"val": _whole(root, settings, console, how)}
         _tell_of_whole(splits["val"], settings, content, console)
     else:
         splits = {}
@@ -192,6 +197,7 @@ def open_splits(
         }
     if model is not None:
         splits = {"val": _under(model, splits["val"], console)}
+    splits = {name: replace(split, beside=beside) for name, split in splits.items()}
     (only, *_) = splits.values()
     return {name: splits.get(name, only) for name in SPLITS}
 
@@ -211,7 +217,7 @@ def _shared(
 ) -> dict[str, Split]:
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
     _require_shared(settings, root, content)
-    whole = _whole(root, console, how)
+    whole = _whole(root, settings, console, how)
     splits, counts, mistakes = val_split.parted(
         whole,
         settings.val_share or 0.0,
@@ -227,11 +233,17 @@ def _shared(
     return splits
 
 
-def _whole(root: Path, console: Console, how: Mapping[str, Any]) -> Split:
+def _whole(
+    root: Path, settings: DataSettings, console: Console, how: Mapping[str, Any]
+) -> Split:
     """Open the class folders of `root`. Raises UserError."""
     with console.counting("images") as progress:
         whole: Split = source_named("folder").open(
-            root.parent, root.name, progress=progress, **how
+            root.parent,
+            root.name,
+            unwanted=names.unwanted(root, settings.classes, at_top=True),
+            progress=progress,
+            **how,
         )
     return whole
 
@@ -252,8 +264,8 @@ def _is_val(
         return False
     if settings.source not in ("auto", "folder") or (root / "val").exists():
         return False
-    folders = set(os.listdir(root))
-    return bool(folders & set(model.names)) and not folders & val_split.SPLIT_NAMES
+    folders = names.folders(root)
+    return bool({*folders} & {*model.names}) and not names.splits_among(folders)
 
 
 def tell_of_copies(splits: Mapping[str, Split], console: Console) -> None:
@@ -263,6 +275,31 @@ def tell_of_copies(splits: Mapping[str, Split], console: Console) -> None:
         return
     for line in copies.warnings(splits):
         console.warn(line)
+
+
+def _beside(settings: DataSettings, root: Path, content: Content) -> list[str]:
+    """Return what lies at the top of the data and is not read; nothing where a list may name what lies anywhere."""
+    read: set[str] = set()
+    sources: set[str] = set()
+    if settings.val_share is not None:
+        unwanted = names.unwanted(root, settings.classes, at_top=True)
+        read.update(name for name in names.folders(root) if name not in unwanted)
+    for split in SPLITS if settings.val_share is None else ():
+        # the other one may do
+        with suppress(UserError):
+            if content in ("instances", "keypoints"):
+                points = content == "keypoints"
+                found = layouts.find(root, split, keypoints=points)
+                # images beside the annotations lie in no folder
+                sources |= set() if found.folder else {"list"}
+                file = found.file.relative_to(os.path.realpath(root))
+                read |= {found.folder.partition("/")[0], file.parts[0]}
+            elif content == "videos":
+                sources.add("list" if list_of(root, split) else "folder")
+            else:
+                sources.add(choose_source(settings.source, root, split))
+        read |= {split, f"{split}.lmdb"}
+    return [] if sources & {"list", "arrow"} else names.beside(root, read)
 
 
 def _set_reads(
@@ -313,6 +350,10 @@ def _tell(
             )
     for line in filter(None, lines):
         console.warn(f"{name}: {line}")
+    if separator := getattr(columns, "separator", ""):
+        console.info(
+            f"{name}: labels are taken apart at {separator}; --label-separator names another"
+        )
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
         tell_of_classes(name, split, console, expected=expected, noun=noun)
@@ -322,7 +363,12 @@ def _tell(
 
 def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
     """Raise UserError unless --val-share can part what the settings name, and they name no other source."""
-    val_split.require(root, content == "images")
+    val_split.require(
+        root,
+        content == "images",
+        source=settings.source,
+        classes=settings.classes,
+    )
     _options(settings, root, "train", "folder")
     if settings.source not in ("auto", "folder"):
         raise UserError(
@@ -416,7 +462,7 @@ def _opener(
             if name == "folder" and not settings.multi_label
             else ""
         )
-        if not hint or hint.endswith("else "):
+        if not hint or hint.endswith(" "):
             hint += f"it must be {must_be}"
         raise UserError(f"--data {root}: has no {lacking}; {hint}")
     return partial(module.open, root, split, **_options(settings, root, split, name))
@@ -428,15 +474,26 @@ def _options(
     """Return what a source is told beside the split. Raises UserError for a setting of another one."""
     labels = getattr(source_named(source), "LABELS", "")
     of_list = source == "list"
-    taken = {"multi_label": of_list, "trust_list": of_list}
-    for name in ("lmdb_label", "label_key", "multi_label", "trust_list"):
+    of_folders = source == "folder"
+    taken = {"multi_label": of_list, "trust_list": of_list, "classes": of_folders}
+    for name in ("lmdb_label", "label_key", *taken):
         if getattr(settings, name) and not taken.get(name, name == labels):
             raise UserError(
                 f"--{name.replace('_', '-')} is for another source, and {split} of --data {root} is read by "
                 f"--source {source}; leave it out"
             )
     if of_list:
-        return {"sets": settings.multi_label, "unread": settings.trust_list}
+        return {
+            "sets": settings.multi_label,
+            "separator": settings.label_separator,
+            "unread": settings.trust_list,
+        }
+    if of_folders and settings.classes and settings.val_share is None:
+        # validation may lack one
+        unwanted = names.unwanted(
+            root / split, settings.classes, all_there=split == "train"
+        )
+        return {"unwanted": unwanted}
     value = getattr(settings, labels) if labels else None
     return {} if value is None else {"labels": value}
 

@@ -155,6 +155,7 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}; name {MUST_BE}") from None
     parsed = List(path, GRAMMAR)
+    parsed.place([path.parent])
     for number, fields in parsed.records():
         name = fields[0]
         if parsed.separator == BLANK and len(fields) > 1:
@@ -165,7 +166,7 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
                 name = whole
         is_heading = number == 1 and lists.is_of(name, lists.OF_PATHS)
         if not is_heading or os.path.exists(path.parent / name):
-            yield name
+            yield parsed.in_form(name)
 
 
 def _write_list(path: Path, paths: list[bytes], flag: str) -> None:

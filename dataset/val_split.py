@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from operator import itemgetter
@@ -17,6 +18,7 @@ import numpy as np
 from contracts import Array, Split, UserError, counted
 from dataset import copies
 from dataset.images.columns import COLUMNS, Images
+from dataset.scan import names
 from dataset.scan.manifest import printable
 from dataset.stores.folder import Folder
 
@@ -26,10 +28,6 @@ SKETCH = 64
 """Images by which the data of a checkpoint are known again."""
 SHOWN = 10
 """Classes whose counts are told."""
-SPLIT_NAMES = frozenset(
-    ["train", "training", "val", "valid", "validation", "test", "testing"]
-)
-"""Names of folders, in any case, that are splits where a set has no other folders."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,8 +65,12 @@ class Part(Images):
         return Part.of, (self.scan, self.places)
 
 
-def require(root: Path, of_images: bool) -> None:
-    """Raise UserError unless `root` can be parted: a folder of class folders with images."""
+def require(root: Path, of_images: bool, *, source: str, classes: str | None) -> None:
+    """Raise UserError unless `root` can be parted: a folder of class folders with images.
+
+    `source` and `classes` are --source and --classes, which decide where the names of its files and folders say
+    another thing.
+    """
     if not of_images:
         raise UserError(
             "--val-share is for images with one label, in a folder a class; leave it out"
@@ -77,42 +79,51 @@ def require(root: Path, of_images: bool) -> None:
         raise UserError(
             f"--data {root}: no such folder; with --val-share it has a folder a class"
         )
-    if {"train", "val"} <= set(_folders(root)):
+    if _are_splits(root):
         raise UserError(
             f"--val-share is for a folder without train/ and val/, and --data {root} has train and val; leave it out"
         )
-    if told := _named_splits(root):
-        raise UserError(f"--data {root}: {told}")
+    if doubt := _doubt(root, source, classes):
+        raise UserError(f"--data {root}: {doubt}")
 
 
 def hint(root: Path) -> str:
     """Return what the folders of `root`, which lacks a split, may be; "; else " ends it where that is a guess."""
-    names = _folders(root)
-    if not names or {"train", "val"} <= set(names):
+    if _are_splits(root):
         return ""
-    return (
-        _named_splits(root)
-        or "where its folders are classes add --val-share 0.2; else "
-    )
+    if doubt := _doubt(root):
+        return doubt
+    if _by_force(root):
+        return "where its folders are classes add --val-share 0.2; else "
+    packed = [name for name in sorted(os.listdir(root)) if names.is_packed(name)]
+    return f"unpack {packed[0]}; " if packed else ""
 
 
-def _folders(root: Path) -> list[str]:
-    """Return the sorted names of the folders in `root` that are not hidden."""
-    entries = (entry for entry in os.scandir(root) if entry.is_dir())
-    return sorted(entry.name for entry in entries if not entry.name.startswith("."))
-
-
-def _named_splits(root: Path) -> str:
-    """Return what to say where all folders of `root` are named as splits are; else nothing."""
-    names = _folders(root)
-    if not names or not SPLIT_NAMES.issuperset(map(str.casefold, names)):
+def _doubt(root: Path, source: str = "auto", classes: str | None = None) -> str:
+    """Return why the folders of `root` may be no classes, and what decides; "" where nothing speaks against it."""
+    found = names.folders(root)
+    by_force = _by_force(root)
+    listed = [*filter(names.is_list, sorted(os.listdir(root)))]
+    if listed and found and source != "folder":
+        return (
+            f"{listed[0]} is a list, and lists are read where there are train.csv and val.csv, without "
+            f"--val-share{by_force}"
+        )
+    if classes is not None:
         return ""
-    first = next((name for name in names if name[:5].casefold() == "train"), names[0])
-    named = " and ".join(map(repr, names))
-    return (
-        f"its folders {named} are splits and not classes; name them train/ and val/, without --val-share, "
-        f"or have --data {root / first} parted by --val-share 0.2"
-    )
+    if splits := names.splits_among(found):
+        return _splits_or_classes(root, found, splits, by_force)
+    inside = _below(root)
+    if inside != root:
+        share = "" if _are_splits(inside) else " --val-share 0.2"
+        return f"all lies in its one folder {found[0]!r}; name --data {inside}{share}"
+    containers = [name for name in found if name.casefold() in names.NO_CLASS]
+    if containers:
+        return (
+            f"its folders {_quoted(containers)} have the names of what a list or annotations speak of, and "
+            f"docs/data.md says where these lie{by_force}"
+        )
+    return ""
 
 
 class OtherData(UserError):
@@ -176,9 +187,9 @@ def groups(columns: Images, pattern: str | None) -> list[bytes]:
 
     `pattern` is --val-group. Raises UserError where it is wrong, or no image is in a group.
     """
-    names = [columns.entry(sample) for sample in range(len(columns))]
+    files = [columns.entry(sample) for sample in range(len(columns))]
     if pattern is None:
-        return names
+        return files
     try:
         # below its class a folder is a group, in all classes the same
         search = re.compile(r"[^/]*/(.+)/" if pattern == "folder" else pattern).search
@@ -186,16 +197,16 @@ def groups(columns: Images, pattern: str | None) -> list[bytes]:
         raise UserError(
             f"--val-group {pattern}: no regular expression: {error}"
         ) from None
-    found = [search(os.fsdecode(name)) for name in names]
+    found = [search(os.fsdecode(name)) for name in files]
     if not any(match and match.groups() and match[1] for match in found):
-        example = printable(names[0])
+        example = printable(files[0])
         raise UserError(
             f"--val-group {pattern}: no image is in a group, for example '{example}'; folder = the one that an "
             "image lies in, below its class, or a regular expression whose first ( ) is the group's name"
         )
     return [
         os.fsencode(match[1]) if match and match[1] else name
-        for match, name in zip(found, names, strict=True)
+        for match, name in zip(found, files, strict=True)
     ]
 
 
@@ -216,10 +227,67 @@ def joined(names: list[bytes], same: Array) -> list[bytes]:
     return [first(name) for name in names]
 
 
-def validates(names: Sequence[bytes], share: float, seed: int) -> Array:
+def _splits_or_classes(
+    root: Path, found: list[str], splits: dict[str, str], by_force: str
+) -> str:
+    """Return that folders have names of splits, and the ways out that there are."""
+    many = len(splits) > 1
+    told = f"its folder{'s' * many} {_quoted(splits)}"
+    if others := [name for name in found if name not in splits]:
+        told += f" may be {'splits' if many else 'a split'}, or classes as {others[0]!r} may be"
+    else:
+        told += " are splits and not classes" if many else " is a split and no class"
+    ways = ["name them train/ and val/, without --val-share"]
+    for name in [name for name, split in splits.items() if split == "train"][:1]:
+        part = _below(root / name)
+        if names.folders(part) and not _doubt(part):
+            ways.append(f"have --data {part} parted by --val-share 0.2")
+    if "train" in found and not _has_images(root / "train"):
+        ways.append("train without validation by --val-every 0")
+    return f"{told}; {', or '.join(ways)}{by_force}"
+
+
+def _by_force(root: Path) -> str:
+    """Return how the folders of `root` are taken as classes; "" where the first of each holds no image."""
+    for name in names.folders(root):
+        folder = root / name
+        inside = [folder, *(folder / below for below in names.folders(folder)[:1])]
+        if any(map(_has_images, inside)):
+            return "; if its folders are classes, --val-share 0.2 --source folder --classes all"
+    return ""
+
+
+def _below(folder: Path) -> Path:
+    """Return a folder, or what lies in it where that is one folder of folders alone, and so on."""
+    # links may lead back
+    for _ in range(8):
+        found = names.folders(folder)
+        inside = folder / found[0] if len(found) == 1 else folder
+        if inside == folder or not names.folders(inside) or _has_images(inside):
+            break
+        folder = inside
+    return folder
+
+
+def _are_splits(root: Path) -> bool:
+    return {"train", "val"} <= {*names.folders(root)}
+
+
+def _quoted(found: Iterable[str]) -> str:
+    return " and ".join(repr(printable(os.fsencode(name))) for name in found)
+
+
+def _has_images(folder: Path) -> bool:
+    """Whether an image lies directly in a folder."""
+    with suppress(OSError):
+        return any(names.is_media(name, "image") for name in os.listdir(folder))
+    return False
+
+
+def validates(files: Sequence[bytes], share: float, seed: int) -> Array:
     """Return bool [n]: whether a file validates, by its name below the data, `share` and `seed` alone."""
     key = seed.to_bytes(16, "little")
-    drawn = [hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names]
+    drawn = [hashlib.blake2b(name, digest_size=8, key=key).digest() for name in files]
     return np.frombuffer(b"".join(drawn), "<u8") < np.uint64(share * 2.0**64)
 
 
@@ -236,21 +304,21 @@ def parted(
     before stays as it was. Raises UserError where one of the two has no image, and OtherData.
     """
     columns: Any = whole.columns
-    names = groups(columns, group)
+    files = groups(columns, group)
     told = []
     if group is not None:
         told.append(
-            f"--val-group {group}: {counted(len(set(names)), 'group')}, and none is parted"
+            f"--val-group {group}: {counted(len(set(files)), 'group')}, and none is parted"
         )
     if trained is None or trained.rule >= RULE:
         same = copies.found([whole])
-        names = joined(names, same)
+        files = joined(files, same)
         if len(same):
             alike = counted(len(same), "image")
             told.append(
                 f"--val-share {share:g}: {alike} have copies, which are on one side together"
             )
-    of_val = validates(names, share, seed)
+    of_val = validates(files, share, seed)
     splits = {}
     counts = {}
     for name, chosen in (("train", ~of_val), ("val", of_val)):

@@ -237,6 +237,15 @@ def rejected(splits: Mapping[str, Split]) -> bytes:
     return "".join(lines).encode()
 
 
+def left_out(splits: Mapping[str, Split]) -> dict[str, Any]:
+    """Return the names at the top of the data that are not read, and how many lines `rejected` has of each split."""
+    counts = {
+        name: getattr(split.columns, "rejected", 0) for name, split in splits.items()
+    }
+    (first, *_) = splits.values()
+    return {"beside": [*first.beside], **counts}
+
+
 def mean_load(
     load: Sequence[Mapping[str, float | None]], name: str, warm: int
 ) -> float | None:

@@ -27,6 +27,9 @@ class Data(Settings):
     exif: Literal["stored", "shown"] = setting("stored", tasks=STILLS, resume="scanned")
     """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
     them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
+    classes: str | None = setting(None, tasks=LABELLED_IMAGES, resume="scanned")
+    """Folders that are the classes, with commas between, or all: where a folder's name may mean another thing,
+    as train or models. What else lies beside them is left out by name."""
     val_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = setting(
         None, tasks=CLASSIFIERS, changes_rate=False, resume="scanned", of_data=True
     )
@@ -51,6 +54,11 @@ class Data(Settings):
     )
     """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
     loss is that of --loss bce, and the figure is mAP."""
+    label_separator: str | None = setting(
+        None, tasks=LABELLED_IMAGES, resume="scanned", needs=("multi_label",)
+    )
+    """What stands between the labels of --multi-label. Default: ; or what the labels show beyond doubt, of
+    | , / & + blanks, and lists such as ['cat', 'dog']."""
     trust_list: bool = setting(
         False, tasks=AUGMENTED, changes_rate=False, resume="scanned", evaluation="own"
     )

@@ -366,6 +366,10 @@ class SuperresKind(TaskKind):
             )
         tell_of_copies({name: _large(split) for name, split in found.items()}, console)
         (there, *_) = found.values()
+        if there.beside:
+            console.info(
+                f"--data: beside what is read, left out: {', '.join(there.beside)}"
+            )
         return {name: found.get(name, there) for name in STAND_INS}
 
     def plans(

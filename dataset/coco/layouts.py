@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from contracts import UserError
+from dataset.scan import names
 
 Split = Literal["train", "val"]
-NAMES: dict[Split, set[str]] = {
-    "train": {"train", "training"},
-    "val": {"val", "valid", "validation"},
-}
-"""What the splits are called."""
-ALL_NAMES = NAMES["train"] | NAMES["val"]
 NO_BOXES = {"captions", "panoptic", "stuff", "info"}
 """Words in the names of COCO's files that have no boxes to train on."""
 
@@ -45,19 +41,23 @@ def find(root: Path, split: Split, *, keypoints: bool) -> Layout:
     real = Path(os.path.realpath(root))
     unwanted = NO_BOXES if keypoints else NO_BOXES | {"keypoints"}
     in_splits = [
-        path for path in real.glob("*/*.json") if _words(path.parent.name) & ALL_NAMES
+        path
+        for path in real.glob("*/*.json")
+        if names.read(path.parent.name).splits & {"train", "val"}
     ]
     files = [
         path
         for path in (*real.glob("annotations/*.json"), *real.glob("*.json"), *in_splits)
-        if not _words(path.stem) & unwanted
+        if not unwanted.intersection(names.words(path.stem))
     ]
-    shared = not any(_says(path, real, ALL_NAMES) for path in files)
+    shared = not any(_about(path, real).splits for path in files)
     if not shared:
-        files = [path for path in files if _says(path, real, NAMES[split])]
+        files = [path for path in files if split in _about(path, real).splits]
     # of several: those of keypoints, then those of COCO's names
     for best in (*["keypoints"] * keypoints, f"{split}2017", "instances"):
         files = [path for path in files if best in path.stem] or files
+    # and those of no other words: of train and old_train the first
+    files = [path for path in files if not _about(path, real).rest] or files
     if not files:
         raise UserError(
             f"--data: {root} has no annotations of {split}; COCO's layout has {split}2017/ and "
@@ -65,18 +65,18 @@ def find(root: Path, split: Split, *, keypoints: bool) -> Layout:
             "what converts YOLO's and Pascal VOC's"
         )
     if len(files) > 1:
-        names = ", ".join(sorted(path.name for path in files)[:3])
+        several = ", ".join(sorted(str(path.relative_to(real)) for path in files)[:3])
         raise UserError(
-            f"--data: {root} has {len(files)} JSON files for {split} ({names}); COCO's form is one file a "
+            f"--data: {root} has {len(files)} JSON files for {split} ({several}); COCO's form is one file a "
             "split, leave that one"
         )
     return Layout(files[0], _folder(files[0], real, split), shared)
 
 
-def _says(file: Path, root: Path, names: set[str]) -> bool:
-    """Whether a file's name, or that of its folder, has one of these words."""
+def _about(file: Path, root: Path) -> names.Name:
+    """Return what a file's name, and that of its folder, say."""
     folder = "" if file.parent == root else file.parent.name
-    return bool((_words(file.stem) | _words(folder)) & names)
+    return names.read(f"{folder}/{file.stem}")
 
 
 def _folder(file: Path, root: Path, split: Split) -> str:
@@ -88,19 +88,47 @@ def _folder(file: Path, root: Path, split: Split) -> str:
         # COCO's own; names of images in a store begin with that of this folder
         default = name
         places = [root / name, root / "images" / name, root / "images"]
-    elif beside != root and _words(beside.name) & ALL_NAMES:
+    elif beside != root and names.read(beside.name).splits:
         places = [beside / "images", beside / "data", beside]
     else:
-        places = [
-            path
-            for place in (root, root / "images", root / "data")
-            for path in sorted(place.glob("*/"))
-            if _words(path.name) & NAMES[split]
-        ]
-        places += [root / "images/default", root / "images", root / "data"]
+        usual = [root / "images/default", root / "images", root / "data"]
+        usual = [path for path in usual if path.is_dir()]
+        places = [*_named(file, root, split, usual), *usual]
     folder = next((path for path in places if path.is_dir()), root / default)
     return "" if folder == root else str(folder.relative_to(root))
 
 
-def _words(name: str) -> set[str]:
-    return {*re.split("[^a-z]+", name.lower())}
+def _named(file: Path, root: Path, split: Split, usual: Sequence[Path]) -> list[Path]:
+    """Return the folder of images by its name, [] for none. Raises UserError where several may be it.
+
+    It has the split's word and no other, or the other words of the annotation file: masks_train and old_train
+    are passed over where train is there. With yet other words it may be as well one of the `usual` folders.
+    """
+    about = {
+        place / name: names.read(name)
+        for place in (root, root / "images", root / "data")
+        for name in names.folders(place)
+    }
+    found = [
+        path
+        for path, name in about.items()
+        if split in name.splits
+        and not names.NO_PHOTOS.intersection(names.words(path.name))
+    ]
+    own = names.read(file.stem).rest
+    for best in (
+        lambda path: about[path].rest <= own,
+        lambda path: about[path].rest == own,
+        lambda path: path.name == file.stem,
+        lambda path: path.name == split,
+    ):
+        found = [path for path in found if best(path)] or found
+    if found and not about[found[0]].rest <= own:
+        found += [path for path in usual[:1] if path not in found[0].parents]
+    if len(found) > 1:
+        several = " and ".join(f"{path.relative_to(root)}/" for path in found)
+        raise UserError(
+            f"--data: {root} has {several}, and either may be the images of {file.name}; leave one, or move "
+            "the other out of --data"
+        )
+    return found

@@ -132,6 +132,8 @@ class Images(Pictures):
     # bool [sets, C]: with --multi-label `label` is a set's row here, and `classes` are
     # its columns
     several: Array | None = None
+    # what the labels of a set were taken apart at, where their look alone says so
+    separator: str = ""
     # what reads the headers of samples before they are used; None: all are there
     fetch: Fetch | None = None
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -15,12 +17,15 @@ from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.pairs import layouts
 from dataset.pairs.columns import Pairs, split_of
-from dataset.scan import file_tree
+from dataset.scan import file_tree, names
 from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress
 from dataset.scan.manifest import Rejects, printable
 from dataset.stores import choose_source, source_named
 from dataset.stores.folder import Folder
+
+_OF_LARGE = re.compile(r"[_-](hr|hq|gt)\Z", re.IGNORECASE)
+_OF_SMALL = re.compile(r"[_-]?(x[2-9][mdw]?|[_-](lr|lq))\Z", re.IGNORECASE)
 
 
 class Options(TypedDict):
@@ -59,8 +64,10 @@ def open_pairs(
         source = choose_source(source, data, split)
         source = "folder" if source_named(source).FILES else source
     low = small = None
+    beside: Sequence[str] = ()
     if source in ("auto", "folder"):
         found = layouts.find(data, split, scale)
+        beside = found.beside
         columns = _folder(found.high, options)
         if found.shared and len(columns) < 2:
             raise UserError(
@@ -68,7 +75,9 @@ def open_pairs(
             )
         high = Split(columns=columns, source=Folder(columns, read_delay_s))
         images = np.arange(len(columns))[found.part(split, len(columns))]
-        if found.low is not None:
+        if found.low is None:
+            _require_no_small(columns)
+        else:
             low = _folder(found.low, options)
             small = _partners(columns, low, scale)[images]
     else:
@@ -95,7 +104,7 @@ def open_pairs(
         patches=patches,
     )
     low_bytes = None if low is None else Folder(low, read_delay_s)
-    return split_of(pairs, high.source, low_bytes), said
+    return replace(split_of(pairs, high.source, low_bytes), beside=beside), said
 
 
 def _packed(
@@ -136,20 +145,47 @@ def _folder(folder: Path, options: Options) -> Images:
     )
 
 
-def _stems(columns: Images) -> list[bytes]:
-    """Return the path of each image below its folder, without its ending."""
-    names = (columns.entry(sample).partition(b"/")[2] for sample in range(len(columns)))
-    return [os.path.splitext(name)[0] for name in names]
+def _stems(columns: Images) -> list[str]:
+    """Return the path of each image below its folder, without its ending, as `names.key` gives it."""
+    found = (columns.entry(sample).partition(b"/")[2] for sample in range(len(columns)))
+    return [names.key(os.fsdecode(os.path.splitext(name)[0])) for name in found]
+
+
+def _require_no_small(columns: Images) -> None:
+    """Raise UserError where small images lie among the large ones of the same name, as 0001_LR beside 0001_HR."""
+    stems = _stems(columns)
+    large = {_OF_LARGE.sub("", stem) for stem in stems}
+    small = [
+        place
+        for place, stem in enumerate(stems)
+        if (base := _OF_SMALL.sub("", stem)) != stem and base in large
+    ]
+    if small:
+        first = printable(columns.entry(small[0]))
+        raise UserError(
+            f"--data: {len(small)} of {len(columns)} images of {columns.root} are small ones of others beside "
+            f"them, first {first}; move the large ones to a folder HR/, the small ones to LR/ beside it, "
+            "under the same names"
+        )
 
 
 def _partners(high: Images, low: Images, scale: int) -> Array:
     """Return int64 [n], the small image of each large one. Raises UserError unless names and sizes fit."""
+    large = _stems(high)
+    places = {stem: place for place, stem in enumerate(large)}
+    for place, stem in enumerate(large):
+        if (last := places[stem]) != place:
+            both = " and ".join(printable(high.entry(one)) for one in (place, last))
+            raise UserError(
+                f"--data: {both} of {high.root} have one name, and there is one small image of it; give each "
+                "a name of its own"
+            )
     # DIV2K's mild, difficult and wild ones have a letter of their kind behind it
-    suffix = re.compile(rb"x%d[mdw]?\Z" % scale)
+    suffix = re.compile(rf"x{scale}[mdw]?\Z")
     stems = _stems(low)
-    place = {suffix.sub(b"", stem): sample for sample, stem in enumerate(stems)}
-    place |= {stem: sample for sample, stem in enumerate(stems)}
-    small = np.array([place.get(stem, -1) for stem in _stems(high)], np.int64)
+    place_of = {suffix.sub("", stem): sample for sample, stem in enumerate(stems)}
+    place_of |= {stem: sample for sample, stem in enumerate(stems)}
+    small = np.array([place_of.get(stem, -1) for stem in large], np.int64)
     extra = np.setdiff1d(np.arange(len(low)), small)
     for columns, alone, other in (
         (high, np.flatnonzero(small < 0), low),

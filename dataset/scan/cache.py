@@ -254,7 +254,7 @@ def nothing_found(
 ) -> NothingFound:
     """Return the error that no `wanted` is there."""
     message = f"--data: no {wanted} in {where}"
-    if not rejects.count:
+    if not rejects.first:
         return NothingFound(message, ": no file is there")
     why = f"; left out: {rejects.count}, first {rejects.first}"
     return NothingFound(message, why)

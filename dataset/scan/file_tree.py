@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mimetypes
 import os
 import stat
 import time
@@ -16,28 +15,12 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from contracts import Array, UserError
+from dataset.scan import names as named
 from dataset.scan.manifest import BROKEN_LINK, FILE_LIST, printable, writing
 from system import storage
 from system.user_files import open_bytes
 
 T = TypeVar("T")
-OF_THE_STORAGE = frozenset(
-    {
-        "lost+found",
-        "$RECYCLE.BIN",
-        "System Volume Information",
-        "__MACOSX",
-        "Network Trash Folder",
-        "@eaDir",
-        "@Recycle",
-        "@Recently-Snapshot",
-        "@tmp",
-        "#recycle",
-        "#snapshot",
-        "~snapshot",
-    }
-)
-"""Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
 # a path below the root (os.fsdecode), its mtime and its ctime in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int, int]
 BEGINNING = 1 << 14
@@ -55,13 +38,15 @@ def labels(
     visits: list[Visit],
     reject: Reject,
     wanted: Literal["image", "video"] = "image",
+    unwanted: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Return the label of each class folder (or link to one) in root.
 
     It is the place in `classes`, else among the sorted names, as in ImageFolder. What lies beside the class
-    folders goes to `reject`, and so does a folder without a file that none of the `classes` is; such folders
-    are added to `visits`.
+    folders goes to `reject`, and so do `unwanted` folders, with the reason, and a folder without a file that
+    none of the `classes` is; such folders are added to `visits`.
     """
+    known = named.place_of(classes or ())
     try:
         names = [name for name in names_below(root) if not name.startswith(".")]
     except OSError as error:
@@ -69,12 +54,14 @@ def labels(
     found = []
     for name in names:
         path = os.fsencode(root / name)
-        if name in OF_THE_STORAGE:
+        if named.of_the_storage(name):
             reject(path, NO_DATA)
+        elif why := (unwanted or {}).get(name):
+            reject(path, why)
         elif is_folder(path):
             if (
                 classes is not None
-                and name not in classes
+                and named.find(name, known) is None
                 and not _holds_file(root, name, visits)
             ):
                 reject(path, f"class without {ARTICLE[wanted]} {wanted}")
@@ -82,7 +69,7 @@ def labels(
                 found.append(name)
         elif os.path.islink(path) and not os.path.exists(path):
             reject(path, BROKEN_LINK)
-        elif _is_media(name, wanted):
+        elif named.is_media(name, wanted):
             reject(path, "lies in no class folder")
     if not found:
         raise UserError(
@@ -94,13 +81,6 @@ def labels(
 def names_below(folder: Path) -> list[str]:
     """Return the sorted names in a folder. Raises OSError, and StorageFault."""
     return sorted(_asked(partial(os.listdir, folder), os.fsencode(folder)))
-
-
-def _is_media(name: str, wanted: str) -> bool:
-    """Whether a file's name says that it is an image, or a video."""
-    guessed = mimetypes.guess_type(name, strict=False)[0] or ""
-    other = wanted == "video" and name.lower().endswith((".mkv", ".ts"))
-    return other or guessed.startswith(f"{wanted}/")
 
 
 def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:
@@ -131,15 +111,16 @@ def numbered(
     `has` begins the message of the UserError for a class that is none of `classes`.
     """
     known = names if classes is None else classes
-    numbers = {name: number for number, name in enumerate(known)}
-    unknown = [name for name in names if name not in numbers]
+    places = named.place_of(known)
+    numbers = {name: named.find(name, places) for name in names}
+    unknown = [name for name in names if numbers[name] is None]
     if unknown:
         raise UserError(
             f"--data: {has} '{printable(os.fsencode(unknown[0]))}' ({len(unknown)} such), "
-            f"which is none of the {len(numbers)} classes of the training data; "
+            f"which is none of the {len(known)} classes of the training data; "
             f"remove or rename it, or add one of that name there, with {files} that can be read"
         )
-    return {name: numbers[name] for name in names}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def list_files(
@@ -376,7 +357,7 @@ def _names_in(folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:
         for entry in entries:
             if entry.name.startswith(b"."):
                 continue
-            if os.fsdecode(entry.name) in OF_THE_STORAGE:
+            if named.of_the_storage(os.fsdecode(entry.name)):
                 others.append((entry.path, NO_DATA))
                 continue
             try:

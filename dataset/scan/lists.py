@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from typing import Protocol, TextIO
 import numpy as np
 
 from contracts import Array, UserError
+from dataset.scan import names as names_of
 from dataset.scan.manifest import printable
 from system import storage
 from system.user_files import open_text, read_text
@@ -87,10 +89,31 @@ class List:
         for separator in reversed(grammar.separators):
             if 2 * sum(separator in line for line in lines) > filled:
                 self.separator = separator
+        self.form = ""
         # what is wrong with a line is told when its row is read
         self.head: list[Record] = []
         with suppress(UserError):
             self.head.extend(self._split(lines))
+
+    def place(self, folders: Sequence[Path]) -> Path:
+        """Return the folder in which most files of the first lines lie, the first of equals, and set `form`.
+
+        A Mac writes the letters of a file's name otherwise than a list may: names are looked for in both forms.
+        """
+        names = [fields[0] for _, fields in self.head]
+        # letters beyond ASCII tell the forms apart
+        names = [name for name in names if not name.isascii()] or names
+        ways = [(folder, form) for form in ("", "NFC", "NFD") for folder in folders]
+        counts = []
+        for folder, self.form in ways:
+            files = [folder / self.in_form(name) for name in names[:TRIED]]
+            counts.append(sum(map(os.path.exists, files)))
+        folder, self.form = ways[counts.index(max(counts))]
+        return folder
+
+    def in_form(self, name: str) -> str:
+        """Return a name with its letters as those of the files are."""
+        return unicodedata.normalize(self.form, name) if self.form else name  # type: ignore[arg-type]
 
     def records(self) -> Iterator[Record]:
         """Yield every line that is not empty, with as many fields as it has."""
@@ -257,9 +280,10 @@ class Labels:
         if not classes:
             last = max(map(int, words)) if numbers else 0
             classes = [*map(str, range(last + 1))] if numbers else sorted({*words})
-        known = {name: number for number, name in enumerate(classes)}
+        places = names_of.place_of(classes)
+        known = {word: names_of.find(word, places) for word in words}
         for number, word in enumerate(words):
-            if word not in known:
+            if known[word] is None:
                 whose = CLASSES if given is None else "the training data"
                 raise self._wrong(
                     number,

@@ -274,12 +274,14 @@ class Rejects:
         self.count = 0
         self.first = ""
 
-    def __call__(self, path: bytes, why: str) -> None:
+    def __call__(self, path: bytes, why: str, *, is_mistake: bool = True) -> None:
+        """Name what is left out; `first` is the first that is a mistake, as the heading of a list is not."""
         line = f"{printable(path)}\t{one_line(why)}"
         with writing():
             self.file.write(line + "\n")
         self.count += 1
-        self.first = self.first or line.replace("\t", ": ")
+        if is_mistake:
+            self.first = self.first or line.replace("\t", ": ")
 
 
 def _sync(path: Path) -> None:

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import filelock
 
 from contracts import UserError
+from dataset.scan import names
 from dataset.scan.manifest import is_url, masked
 from dataset.stores import remote
 from system import storage, urls
@@ -98,8 +99,7 @@ def _copy(task: tuple[str, Path]) -> dict[str, str]:
                 [file for file in about if file in inside] if inside else _there(about)
             )
             copied |= {file.removeprefix(f"{url}/"): file for file in known}
-            shards = [file for file in inside if file.endswith(".tar")]
-            if shards and about[0] not in known:
+            if about[0] not in known and (shards := _shards(child, inside)):
                 written[f"{name}{SHARDS}"] = "".join(
                     f"{file}\n" for file in shards
                 ).encode()
@@ -141,6 +141,20 @@ def _copy(task: tuple[str, Path]) -> dict[str, str]:
     for name in before.keys() - now.keys() - written.keys():
         (folder / name).unlink(missing_ok=True)
     return secret
+
+
+def _shards(folder: str, inside: Sequence[str]) -> list[str]:
+    """Return the URLs of the shards among the URLs `inside` a folder. Raises UserError."""
+    where = masked(folder).rstrip("/")
+    found = names.shards((file.removeprefix(folder) for file in inside), ".tar", where)
+    nested = [
+        file.removeprefix(folder)
+        for below in inside
+        if found and below.endswith("/")
+        for file in _children(below)
+    ]
+    names.shards(nested, ".tar", where)
+    return [folder + name for name in found]
 
 
 def _there(urls: Sequence[str]) -> list[str]:

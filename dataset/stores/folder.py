@@ -6,7 +6,7 @@ import mimetypes
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,10 @@ def missing(data: Path, split: str) -> str:
 
 
 def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Split:
-    """Open the images of data/split/<class>/, as dataset.stores.SourceModule says. Raises UserError."""
+    """Open the images of data/split/<class>/, as dataset.stores.SourceModule says. Raises UserError.
+
+    `unwanted` folders, name -> why, are no classes.
+    """
     columns = open_folder(data / split, **how)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
@@ -148,6 +151,7 @@ def open_folder(
     *,
     cache: Path,
     classes: Sequence[str] | None = None,
+    unwanted: Mapping[str, str] | None = None,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
     workers: int = 0,
@@ -169,7 +173,7 @@ def open_folder(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         file_tree.remember(visits, os.fsencode(real))
-        labels = file_tree.labels(real, classes, visits, rejects)
+        labels = file_tree.labels(real, classes, visits, rejects, unwanted=unwanted)
         file_tree.list_files(real, labels, made, visits, rejects, say)
         return labels
 
@@ -177,7 +181,7 @@ def open_folder(
         root,
         Files(real),
         list_files,
-        key=[],
+        key=[*sorted(unwanted or ())],
         where=f"{real}/<class>/",
         classes=classes,
         cache=cache,

@@ -18,7 +18,7 @@ from dataset.scan import file_tree, lists
 from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress
 from dataset.scan.label_sets import taken_apart
-from dataset.scan.lists import TRIED, VERSION, Grammar, Labels, List, class_names
+from dataset.scan.lists import VERSION, Grammar, Labels, List, class_names
 from dataset.scan.manifest import FILE_LIST, Rejects, file_list
 from dataset.stores.folder import Folder
 from system.user_files import open_bytes
@@ -72,13 +72,14 @@ def open(
     read_delay_s: float = 0.0,
     unread: bool = False,
     sets: bool = False,
+    separator: str | None = None,
     **how: Any,
 ) -> Split:
     """Open the images of data/<split>.csv, as dataset.stores.SourceModule says, in the order of its lines.
 
     Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie.
-    `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
-    dataset.scan.label_sets. Raises UserError.
+    `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes,
+    with `separator` between them: dataset.scan.label_sets. Raises UserError.
     """
     path, *others = _lists(data, split)
     if others:
@@ -87,7 +88,7 @@ def open(
         )
     listed = List(path, replace(GRAMMAR, sets=sets))
     folder = path.parent
-    root = _root(listed, [folder, data, data / split])
+    root = Path(os.path.realpath(listed.place([folder, data, data / split])))
     named = class_names(folder, data, data / "train")
     of_scan = None if sets else classes
 
@@ -106,7 +107,10 @@ def open(
         data,
         Files(root),
         list_files,
-        key=["list", VERSION, str(path), str(root), *(["sets"] if sets else [named])],
+        key=[
+            *("list", VERSION, str(path), str(root), *filter(None, [listed.form])),
+            *(["sets"] if sets else [named]),
+        ],
         where=str(path),
         root=root,
         classes=of_scan,
@@ -115,19 +119,7 @@ def open(
         **how,
     )
     opened = Split(columns=columns, source=Listed(columns, read_delay_s))
-    return taken_apart(opened, classes, named) if sets else opened
-
-
-def _root(listed: List, folders: Sequence[Path]) -> Path:
-    """Return the folder in which most files of the first lines lie, the first one of equals.
-
-    Raises UserError.
-    """
-    names = [fields[0] for _, fields in listed.head[:TRIED]]
-    counts = [
-        sum(os.path.exists(folder / name) for name in names) for folder in folders
-    ]
-    return Path(os.path.realpath(folders[counts.index(max(counts))]))
+    return taken_apart(opened, classes, named, separator) if sets else opened
 
 
 def _write_file_list(
@@ -138,9 +130,10 @@ def _write_file_list(
     say: Progress,
 ) -> Labels:
     """Write made/file_list.*, and return its labels, by whose numbers they stand there. Raises UserError."""
-    heading = listed.heading(lambda name: os.path.isfile(root / name))
+    heading = listed.heading(lambda name: os.path.isfile(root / listed.in_form(name)))
     if heading:
-        rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
+        what = f"line 1 is a heading: {heading}"
+        rejects(os.fsencode(listed.path), what, is_mistake=False)
     pieces: Pieces = _pieces
     if listed.path.stat().st_size >= LARGE and _is_plain(listed):
         pieces = _pieces_by_arrow
@@ -179,6 +172,8 @@ def _write_pieces(
             lines = b"\n" + b"\n".join(names)
             if b"\n/" in lines or b"\n./" in lines:
                 names = [name.removeprefix(below).removeprefix(b"./") for name in names]
+            if listed.form:
+                names = [os.fsencode(listed.in_form(os.fsdecode(one))) for one in names]
             files.add(names, numbers)
             say(files.total, 0, "reading the list")
     return labels

@@ -31,6 +31,7 @@ from contracts import Array, Split, UserError
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.scan import file_tree
+from dataset.scan import names as named
 from dataset.scan.byte_ranges import RangeFile, ReadAt, unreadable
 from dataset.scan.cache import Progress, reading
 from dataset.scan.lists import Grammar, Labels, class_names
@@ -49,7 +50,6 @@ from system.resources import cores
 from system.urls import bare, whole
 from system.user_files import NOT_REGULAR, open_bytes
 
-COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 FEW = 64 << 20
 """Bytes of shards that threads have walked before processes have started."""
 WINDOW = 8 << 10
@@ -480,18 +480,17 @@ class ShardStore:
 
     def _names(self, folder: Path) -> list[str]:
         """Return the sorted names of the shards in a folder. Raises UserError and OSError."""
-        names = file_tree.names_below(folder)
-        packed = [name for name in names if name.endswith(COMPRESSED)]
-        if packed:
-            raise UserError(
-                f"--data: {folder / packed[0]} is compressed, so that no sample can be read without all before "
-                "it; unpack it (gunzip -k, unxz -k, unzstd), and move it elsewhere"
-            )
-        return [
-            name
-            for name in names
-            if name.endswith(self.ending) and not name.startswith(".")
-        ]
+        inside = file_tree.names_below(folder)
+        found = named.shards(inside, self.ending, str(folder))
+        if found:
+            # beside class folders without a shard nothing more is looked at
+            nested = [
+                os.path.relpath(os.path.join(place, name), folder)
+                for place, _, files in os.walk(folder)
+                for name in files
+            ]
+            named.shards(nested, self.ending, str(folder))
+        return found
 
     def _urls(self, data: Path, split: str) -> dict[str, str]:
         """Return name -> URL of the shards that shards.txt names. Raises UserError."""

@@ -38,11 +38,12 @@ def read_list(
     """
     folder = os.fsencode(path.parent)
     lines = List(path, GRAMMAR)
+    lines.place([path.parent])
     labels = Labels(lines)
     places: dict[bytes, int] = {}
     rows = []
     for number, text, label, start, end in _lines(lines, rejects):
-        name = os.fsencode(text)
+        name = os.fsencode(lines.in_form(text))
         if b"\0" in name:
             raise lines.wrong(number, "has a NUL in its path")
         # out of a folder that the path has named, which may be a link
@@ -69,7 +70,8 @@ def _lines(
     folder = lines.path.parent
     heading = lines.heading(lambda name: os.path.isfile(folder / name))
     if heading:
-        rejects(os.fsencode(lines.path), f"line 1 is a heading: {heading}")
+        what = f"line 1 is a heading: {heading}"
+        rejects(os.fsencode(lines.path), what, is_mistake=False)
     for number, (name, label, *part) in lines.rows(skip=bool(heading)):
         start, end = map(float, part) if part else (0.0, np.inf)
         if not start < end:

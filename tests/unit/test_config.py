@@ -88,6 +88,7 @@ CHANGED = {
     "tta": "--tta flip",
     "patience": "--val-every 0 --patience 3",
     "ema_warmup": "--ema 0 --ema-warmup true",
+    "label_separator": "--label-separator |",
     "teacher_share": "--teacher-share 0.2",
     "teacher_temperature": "--teacher-temperature 3",
 }

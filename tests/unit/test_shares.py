@@ -132,8 +132,13 @@ def test_classes_that_look_alike_are_one_warning(tmp_path: Path) -> None:
         ("train test", 0.2, r"--data \S+/train parted by --val-share 0.2"),
         ("train test", None, r"--data \S+/train parted by --val-share 0.2"),
         ("train val test", None, "^$"),
-        ("bus train", 0.5, "^$"),
-        ("Bus Train Test", 0.5, "^$"),
+        ("bus train", 0.5, "'train' may be a split, or classes as 'bus' may be; name"),
+        (
+            "Bus Train Test",
+            0.5,
+            "'Test' and 'Train' may be splits, or classes as 'Bus'",
+        ),
+        ("bus freight_train", 0.5, "^$"),
     ],
 )
 def test_folders_named_as_splits_are_no_classes(

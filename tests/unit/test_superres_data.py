@@ -139,6 +139,40 @@ def test_a_mistake_is_one_line(
     assert said.format(train=data / "train") in line
 
 
+def test_a_tenth_of_pairs_without_splits_validates(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_small(data / "LR", write(data / "HR", 12, even=True), 2, "x2")
+    train, val = (opened(data, split) for split in ("train", "val"))
+    assert [len(split.columns) for split in (train, val)] == [11, 1]
+    found: Any = val
+    assert found.source.low.name(0).endswith("LR/0011x2.png")
+
+
+def test_two_large_images_of_one_name_share_no_small_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    images = write(data / "train/HR", 2, even=True)
+    write_small(data / "train/LR", images, 2)
+    write(data / "train/HR", 1, even=True, ending="jpg")
+    said = refused(lambda: opened(data))
+    assert "HR/0000.jpg and HR/0000.png of " in said and "have one name" in said
+
+
+@pytest.mark.parametrize(
+    "suffixes", [("_HR", "_LR"), ("", "x2"), ("_SRF_2_HR", "_SRF_2_LR")]
+)
+def test_small_images_among_the_large_ones(
+    suffixes: tuple[str, str], tmp_path: Path
+) -> None:
+    large, small = suffixes
+    images = write(tmp_path / "data/train", 3, even=True)
+    write_small(tmp_path / "data/train", images, 2, small)
+    for name in images:
+        path = tmp_path / "data/train" / name
+        path.rename(path.with_name(f"{path.stem}{large}.png"))
+    said = refused(lambda: opened(tmp_path / "data"))
+    assert "3 of 6 images" in said and f"first train/0000{small}.png" in said
+
+
 @pytest.mark.parametrize("kind", ["lmdb", "tar"])
 def test_packed_images(kind: str, tmp_path: Path) -> None:
     sources.required(kind)

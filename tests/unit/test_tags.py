@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import torch
 from dataset.open import open_splits
 from settings.data import Data
 from tasks.classification import LabelSets, average_precision
-from tests.unit.folders import JPEG, fill
+from tests.unit.folders import JPEG, fill, refused
 from tests.unit.test_classification import batch_of, rows
 from tests.unit.test_meter import alone
 from tests.unit.test_splits import Console
@@ -54,6 +57,80 @@ def test_a_list_of_sets(tmp_path: Path) -> None:
     }
     turned = splits["train"].columns.numbered(np.array([2, 0]), ("ten", "other", "two"))
     assert turned.several[turned.label[1]].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("between", "said"),
+    [
+        ("|", "'|'"),
+        (";", ""),
+        (",", "','"),
+        (" & ", "'&'"),
+        (" ", "' '"),
+        ("json", "commas of a list"),
+        ("python", "commas of a list"),
+    ],
+)
+def test_what_stands_between_labels_is_seen(
+    between: str, said: str, tmp_path: Path
+) -> None:
+    """The truth are the sets that the list was written of; val has training's classes."""
+    sets = [
+        ["scab"],
+        ["frog_eye", "scab"],
+        ["rust", "scab"],
+        [],
+        ["rust"],
+        ["frog_eye"],
+    ]
+    root = fill(tmp_path / "data", {f"{i}.jpg": JPEG for i in range(len(sets))})
+    form: Any = {"json": json.dumps, "python": str}.get(between, between.join)
+    for split in ("train", "val"):
+        with (root / f"{split}.csv").open("w", newline="") as file:
+            rows = [[f"{i}.jpg", form(words)] for i, words in enumerate(sets)]
+            csv.writer(file).writerows([["path", "labels"], *rows])
+    console = Console()
+    settings = Data(data=str(root), multi_label=True, manifest_dir=tmp_path / "cache")
+    splits = open_splits(settings, loader="torchvision", console=console)
+    for found in splits.values():
+        columns = found.columns
+        assert columns.classes == ("frog_eye", "rust", "scab")
+        assert [
+            [columns.classes[at] for at in np.flatnonzero(columns.several[label])]
+            for label in columns.label
+        ] == sets
+    told = [line for line in console.said if "taken apart at" in line]
+    assert told[:1] == [
+        f"train: labels are taken apart at {said}; --label-separator names another"
+    ] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("labels", "separator", "classes"),
+    [
+        (["tabby cat", "dog"], ";", ("dog", "tabby cat")),
+        (["tabby cat", "dog"], " ", ("cat", "dog", "tabby")),
+        (["tench, Tinca tinca", "goldfish"], ";", ("goldfish", "tench, Tinca tinca")),
+        (["a;b", "c|d"], "|", ("a;b", "c", "d")),
+        (["a;b", "b,c"], ";", ("a", "b", "b,c")),
+        (["['a' 'b']", "['a']"], "#", ("['a' 'b']", "['a']")),
+    ],
+)
+def test_labels_that_can_be_read_in_two_ways_are_refused(
+    labels: list[str], separator: str, classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    root = fill(tmp_path / "data", {f"{i}.jpg": JPEG for i in range(len(labels))})
+    for split in ("train", "val"):
+        lines = [f"{i}.jpg\t{label}\n" for i, label in enumerate(labels)]
+        (root / f"{split}.tsv").write_text("".join(lines))
+    settings = Data(data=str(root), multi_label=True, manifest_dir=tmp_path / "cache")
+
+    def opened(settings: Data) -> tuple[str, ...]:
+        splits = open_splits(settings, loader="torchvision", console=Console())
+        return tuple(splits["val"].columns.classes)
+
+    assert "--label-separator" in refused(lambda: opened(settings))
+    assert opened(settings.model_copy(update={"label_separator": separator})) == classes
 
 
 def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
