@@ -51,6 +51,10 @@ class StorageFault(UserError):
     """The storage has failed, in one line with the name of what was read."""
 
 
+class Superseded(UserError):
+    """Another run writes to --output in this one's place."""
+
+
 def failed(error: BaseException) -> bool:
     """Whether an error is the storage's; PyAV's have an errno too, without all of them being OSErrors."""
     number = getattr(error, "errno", None)
