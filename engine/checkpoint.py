@@ -247,7 +247,8 @@ class Checkpoints:
                 self.upload()
             except storage.Superseded:
                 # all ranks save and leave, and `finish` says why
-                os.kill(os.getpid(), signal.SIGTERM)
+                if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+                    os.kill(os.getpid(), signal.SIGTERM)
             except Exception as error:
                 _say_later(error)
 

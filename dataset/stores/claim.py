@@ -148,9 +148,7 @@ def take(url: str, folder: Path, *, resuming: bool) -> Claim:
                 holder=f"{host} {uuid.uuid4().hex[:12]}",
                 number=1 + (found.number if found else 0),
             )
-            new.put(url, new=True)
-            time.sleep(SETTLED_S)
-            if _is(newest(url), new):
+            if _holds(url, new, found):
                 new.keep(folder)
                 return new
             continue
@@ -161,6 +159,18 @@ def take(url: str, folder: Path, *, resuming: bool) -> Claim:
         storage.say_once(who, f"{who}; it is waited for until it renews no more")
         before = found
         time.sleep(LOOK_S)
+
+
+def _holds(url: str, new: Claim, before: Claim | None) -> bool:
+    """Write a `new` claim behind the one that was there `before`; return whether it holds the URL."""
+    try:
+        new.put(url, new=True)
+    except OSError:
+        # another one was faster, or the store refuses such a put
+        if newest(url) == before:
+            new.put(url)
+    time.sleep(SETTLED_S)
+    return _is(newest(url), new)
 
 
 def require_held(url: str, claim: Claim) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +16,9 @@ from dataset.stores import claim, remote
 from system import processes, storage, torch_files
 
 LAST = "last.pt"
-State = dict[str, tuple[int, int]]
-"""Name below the folder -> (date in nanoseconds, bytes) of each file."""
+State = dict[str, tuple[int, int, int]]
+"""Name below the folder -> (inode, when the system saw it change, in nanoseconds, bytes) of each file: what replaces
+it has another inode, and no program sets that date."""
 
 
 @contextmanager
@@ -67,16 +68,23 @@ class Mirror:
     _given_up: storage.StorageFault | None = field(default=None, init=False)
 
     def begin(self, *, resuming: bool, trains: bool) -> None:
-        """Claim the URL, and fetch what is there. Raises UserError."""
+        """Claim the URL for a run that `trains`, and fetch what is there. Raises UserError."""
         try:
-            fetched, self.held = remote.apart(self._begin, (resuming, trains))
-            if fetched or not trains:
+            if not resuming:
+                remote.apart(self._require_empty, None)
+            if trains:
+                self.held = remote.apart(self._claim, resuming)
+                # at once: a fetch may take minutes
+                work = partial(claim.renew, self.url, self.held)
+                self._renewing = processes.Beside(work)
+            if remote.apart(self._fetch, None) or not trains:
                 self.same = self._state()
-        except OSError as error:
+        except BaseException as error:
+            if self._renewing is not None:
+                self._renewing.drop()
+            if not isinstance(error, OSError):
+                raise
             raise self._failed("read", error) from None
-        if self.held is not None:
-            work = partial(claim.renew, self.url, self.held)
-            self._renewing = processes.Beside(work)
 
     def __call__(self, *, last: bool = False) -> None:
         """Upload files that are new or have changed, and remove those that have gone; behind the `last` one the
@@ -117,47 +125,52 @@ class Mirror:
 
     # -- in a process of its own -----------------------------------------------
 
-    def _begin(self, how: tuple[bool, bool]) -> tuple[bool, claim.Claim | None]:
-        resuming, trains = how
+    def _require_empty(self, _: None) -> None:
         with remote.watched(self.url, self._hurry):
-            if not resuming and self._names():
+            if self._names():
                 remedy = "continue it with --resume auto, or name another"
                 raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
-            held = None
-            if trains:
-                held = claim.take(self.url, self.folder, resuming=resuming)
-            return self._fetch(), held
+
+    def _claim(self, resuming: bool) -> claim.Claim:
+        with remote.watched(self.url, self._hurry):
+            return claim.take(self.url, self.folder, resuming=resuming)
 
     def _names(self) -> list[str]:
         return [name for name in claim.names(self.url) if _is_ours(name)]
 
-    def _fetch(self) -> bool:
+    def _fetch(self, _: None) -> bool:
         """Put the files of the URL in the place of the folder's, which are moved aside; return False where there
         are none, or the folder's last.pt has come as far."""
-        # last.pt behind what its resume needs
-        names = sorted(self._names(), key=lambda name: name == LAST)
-        last = self.folder / LAST
-        fetched = self.folder / ".fetched"
-        shutil.rmtree(fetched, ignore_errors=True)
-        if LAST in names and last.exists():
-            self._get(LAST, fetched)
-            here, there = _progress(last), _progress(fetched / LAST)
-            if there is None or (here is not None and here >= there):
-                shutil.rmtree(fetched)
-                if here != there:
-                    what = f"--output {masked(self.url)}: {self.folder} has a newer"
-                    storage.say(f"{what} {LAST}, which stays and is uploaded")
+        with remote.watched(self.url, self._hurry):
+            # last.pt behind what its resume needs
+            names = sorted(self._names(), key=lambda name: name == LAST)
+            last = self.folder / LAST
+            fetched = self.folder / ".fetched"
+            shutil.rmtree(fetched, ignore_errors=True)
+            if not names or (last.exists() and not self._is_behind(names, fetched)):
                 return False
-        if not names or (last.exists() and LAST not in names):
-            return False
-        for name in names:
-            if not (fetched / name).exists():
-                self._get(name, fetched)
+            for name in names:
+                if not (fetched / name).exists():
+                    self._get(name, fetched)
         self._move_aside()
         for path in sorted(fetched.iterdir(), key=lambda path: path.name == LAST):
             path.rename(self.folder / path.name)
         fetched.rmdir()
         return True
+
+    def _is_behind(self, names: Sequence[str], fetched: Path) -> bool:
+        """Whether the folder's last.pt has come less far than the URL's, by their own words."""
+        if LAST not in names:
+            return False
+        self._get(LAST, fetched)
+        here, there = _progress(self.folder / LAST), _progress(fetched / LAST)
+        if there is not None and (here is None or here < there):
+            return True
+        shutil.rmtree(fetched)
+        if here != there:
+            what = f"--output {masked(self.url)}: {self.folder} has a newer"
+            storage.say(f"{what} {LAST}, which stays and is uploaded")
+        return False
 
     def _get(self, name: str, to: Path) -> None:
         path = to / name
@@ -222,7 +235,7 @@ class Mirror:
             with suppress(FileNotFoundError):
                 stat = path.stat()
                 if path.is_file() and "/." not in f"/{name}":
-                    state[name] = stat.st_mtime_ns, stat.st_size
+                    state[name] = stat.st_ino, stat.st_ctime_ns, stat.st_size
         return state
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from contracts import Split
 from dataset.open import are_files, open_splits
-from dataset.stores import bucket, mirror, remote
+from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
 from loaders._read_retry import read
 from scripts import pack
@@ -375,27 +375,3 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     assert again.get(b"a", lambda: b"1" * 100) == b"1" * 100 and size() == 104
     (tmp_path / "file").write_bytes(b"")
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
-
-
-def test_a_fetch_that_was_cut_short_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it has fetched is no newer part of the run, beside which last.pt would be uploaded anew."""
-    url, folder = f"file://{tmp_path}/bucket", tmp_path / "run"
-    files = {"best.pt": b"b", "last.pt": b"l", "step/1.pt": b"1"}
-    fill(tmp_path / "bucket", files)
-    tried = mirror._Mirror._tried
-
-    def cut(self: Any, name: str, *words: str) -> None:
-        if name == "last.pt":
-            raise OSError(5, "input/output error")
-        tried(self, name, *words)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(mirror._Mirror, "_tried", cut)
-        assert "cannot be read" in refused(
-            lambda: mirror._Mirror(url=url, folder=folder).fetch(resuming=True)
-        )
-    assert (folder / "best.pt").exists()
-    mirror._Mirror(url=url, folder=folder).fetch(resuming=True)
-    assert {name: (folder / name).read_bytes() for name in files} == files
