@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -188,7 +189,14 @@ class Checkpoints:
     def _finish(self, stopped: bool) -> None:
         if stopped:
             self.end_upload()
-        self._write_all(ranked=True)
+        for pause_s in storage.ENDING_S:
+            try:
+                self._write_all(ranked=True)
+                break
+            except UserError:  # the last try is below
+                time.sleep(pause_s)
+        else:
+            self._write_all(ranked=True)
         if self.upload is None:
             return
         if self._uploading is not None:

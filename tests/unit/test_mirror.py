@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import socket
 import threading
 import time
@@ -11,12 +13,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from contracts import UserError
 from dataset.stores import claim, mirror, remote
 from dataset.stores.claim import Claim
+from engine.checkpoint import Checkpoints
+from engine.distributed import ProcessWorld
 from system import processes, storage
 from tests.unit.folders import contents, refused
 
@@ -450,3 +456,109 @@ def test_a_silent_storage_is_given_up_once(
             upload()
     upload.end()
     assert len(asked) == 1
+
+
+class Hanging:
+    """An upload whose storage answers once it is `open`, or not at all."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.begun = threading.Event()
+        self.seen: list[set[str]] = []  # files, each time an upload ends
+        self.error: UserError | None = None
+        self.folder = Path()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.open.wait(60)
+        if self.error is not None:
+            raise self.error
+        self.seen.append({path.name for path in self.folder.glob("*.pt")})
+
+    def hurry(self) -> None:
+        self.error = storage.StorageFault("--output s3://b/run: no answer; stays")
+        self.open.set()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    upload = Hanging()
+    upload.folder = tmp_path
+    return Checkpoints(
+        folder=tmp_path,
+        world=ProcessWorld(torch.device("cpu")),
+        module=torch.nn.Linear(1, 1),
+        step=MagicMock(),
+        about={},
+        keep=9,
+        upload=upload,
+    )
+
+
+def write(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.write("last.pt", {"progress": {"step": step}})
+    checkpoints.wait()  # as the next one would
+
+
+def test_no_write_waits_for_an_upload(checkpoints: Checkpoints) -> None:
+    upload: Any = checkpoints.upload
+    for step in (1, 2, 3):
+        write(checkpoints, step)
+        assert checkpoints.saved == step
+        assert upload.begun.wait(60) and not upload.seen
+    upload.open.set()
+    checkpoints.finish()
+    # once more for what came meanwhile, and once in the end
+    names = {"last.pt", *(f"step-{step:09}.pt" for step in (1, 2, 3))}
+    assert upload.seen == [names] * 3
+
+
+def test_a_run_that_is_stopped_gives_a_silent_storage_up(
+    checkpoints: Checkpoints, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It ends as one that was stopped, which is started again, and not with a mistake; and a run that is over does
+    not."""
+    write(checkpoints, 1)
+    checkpoints.finish(stopped=True)
+    assert (
+        "no answer; stays, and --resume auto there uploads it" in capfd.readouterr().err
+    )
+    with pytest.raises(UserError, match="no answer"):
+        checkpoints.finish()
+
+
+def test_a_disk_that_fails_for_seconds_at_the_end_has_the_last_checkpoint(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first or the second try after that of training, which the job files would not start again."""
+    replaced, fails = storage.replace, [1, 1, 1]
+
+    def replace(*words: Any) -> None:
+        if fails:
+            raise OSError(errno.EIO * fails.pop(), "input/output error")
+        replaced(*words)
+
+    monkeypatch.setattr(storage, "replace", replace)
+    monkeypatch.setattr(storage, "ENDING_S", (0, 0))
+    write(checkpoints, 1)
+    assert not checkpoints.saved
+    checkpoints.finish(stopped=True)
+    assert checkpoints.saved == 1 and not fails
+
+
+def test_a_run_whose_place_was_taken_is_stopped(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        upload: Any = checkpoints.upload
+        upload.error = storage.Superseded("another run has this one's place")
+        upload.open.set()
+        write(checkpoints, 1)
+        assert stopped.wait(60)
+        monkeypatch.setattr(upload, "hurry", lambda: None)
+        with pytest.raises(storage.Superseded):
+            checkpoints.finish(stopped=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)

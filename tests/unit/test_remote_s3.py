@@ -78,7 +78,7 @@ def test_a_run_goes_through_a_bucket(
             assert upload is not None
             save(folder, step)
             upload()
-    keys = {each.key for each in bucket.objects.all()}
+    keys = {each.key for each in bucket.objects.filter(Prefix="run/")}
     files = {"best.pt", "last.pt", "step-100.pt", "step-200.pt"}
     claims = {f".claim-{number:06}" for number in (1, 2, 3)}
     assert keys == {f"run/{name}" for name in files | claims}
@@ -92,6 +92,6 @@ def test_a_bucket_that_knows_conditions_is_held_by_one(
     """Each reads at once what it has put: the put alone has decided."""
     monkeypatch.setattr(claim, "SETTLED_S", 0)
     held = remote.apart(
-        lambda url: at_once(url, monkeypatch, all_have_put=False), "s3://pets/run"
+        lambda url: at_once(url, monkeypatch, all_have_put=False), "s3://pets/race"
     )
     assert held == 1
