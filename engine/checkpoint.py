@@ -122,6 +122,7 @@ class Checkpoints:
     _thread: threading.Thread | None = field(default=None, init=False)
     _uploading: threading.Thread | None = field(default=None, init=False)
     _upload_is_due: bool = field(default=False, init=False)
+    _hurries: bool = field(default=False, init=False)
 
     def content(self, progress: Progress) -> dict[str, Any]:
         """Copy what a checkpoint holds from which a run goes on at `progress` to the host's memory."""
@@ -208,10 +209,15 @@ class Checkpoints:
                 raise
             say(f"{error}, and --resume auto there uploads it")
 
-    def end_upload(self) -> None:
-        """Wait for the upload under way, which is given up where the storage is silent."""
+    def hurry(self) -> None:
+        """Have uploads given up from now on where the storage is silent: the run ends before its time."""
+        self._hurries = True
         if self.upload is not None:
             self.upload.hurry()
+
+    def end_upload(self) -> None:
+        """Wait for the upload under way, in a hurry."""
+        self.hurry()
         if self._uploading is not None:
             self._uploading.join()
 
@@ -258,7 +264,9 @@ class Checkpoints:
                 if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
                     os.kill(os.getpid(), signal.SIGTERM)
             except Exception as error:
-                _say_later(error)
+                if not self._hurries:  # else `finish` says it
+                    _say_later(error)
+                return
 
     def _write_all(self, *, ranked: bool) -> None:
         with self.writing:

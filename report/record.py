@@ -393,12 +393,15 @@ class Record:
         return content if is_a_run else None
 
     def close(self) -> None:
-        """Close metrics.jsonl; again without effect. What still waits is lost, and named."""
-        for path, content in [*_waiting.items()]:
-            replace_in_time(path, content)
-            if _waiting.pop(path, None) is not None:
-                storage.say(f"{path}: cannot be written, and is lost")
-                self.lost = True
+        """Close metrics.jsonl; again without effect. What waits is tried for seconds, then it is lost, and named."""
+        for pause_s in (0.0, *storage.ENDING_S):
+            if _waiting:
+                time.sleep(pause_s)
+                replace_in_time(*next(iter(_waiting.items())))
+        for path in _waiting:
+            storage.say(f"{path}: cannot be written, and is lost")
+            self.lost = True
+        _waiting.clear()
         if self._points is not None:
             self.lost |= self._points.close() > 0
             self._points = None

@@ -589,8 +589,9 @@ class Reporter:
     def close(self) -> None:
         """Close the files; again without effect. The run counts as finished when `finish` said so."""
         self._sampler.stop()
-        self._board.close(finished=self._finished)
+        # first: it waits for storage that fails for seconds
         self._record.close()
+        self._board.close(finished=self._finished)
 
     @property
     def lost(self) -> bool:

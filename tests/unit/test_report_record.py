@@ -169,6 +169,7 @@ def test_what_the_storage_does_not_take_waits(
         raise OSError(number, os.strerror(number))
 
     def fill() -> None:
+        monkeypatch.setattr(storage, "ENDING_S", (0, 0))
         monkeypatch.setattr("os.write", half)
         monkeypatch.setattr("os.fsync", fails)
         if reason != "no space left":
@@ -209,6 +210,26 @@ def test_what_the_storage_does_not_take_waits(
     assert record.lost, "the exit code is 2"
     monkeypatch.undo()
     assert len(lines(tmp_path)) == 4
+
+
+def test_a_run_that_ends_while_the_storage_fails_for_seconds_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced, fails = storage.replace, [1, 1]
+
+    def replace(*words: Any) -> None:
+        if fails:
+            raise OSError(errno.EIO * fails.pop(), "input/output error")
+        replaced(*words)
+
+    monkeypatch.setattr(storage, "replace", replace)
+    monkeypatch.setattr(storage, "ENDING_S", (0, 0))
+    record = Record(tmp_path)
+    record.summary({"steps": 3})
+    assert not (tmp_path / "summary.json").exists()
+    record.close()
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 3}
+    assert not record.lost
 
 
 def test_a_full_disk_is_named_where_a_run_begins(tmp_path: Path) -> None:
