@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from contracts import UserError
 from dataset.scan.manifest import masked
 from dataset.stores import claim, remote
 from system import processes, storage, torch_files
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LAST = "last.pt"
 State = dict[str, tuple[int, int, int]]
@@ -71,13 +75,13 @@ class Mirror:
         """Claim the URL for a run that `trains`, and fetch what is there. Raises UserError."""
         try:
             if not resuming:
-                remote.apart(self._require_empty, None)
+                self._apart(self._require_empty, None)
             if trains:
-                self.held = remote.apart(self._claim, resuming)
+                self.held = self._apart(self._claim, resuming)
                 # at once: a fetch may take minutes
                 work = partial(claim.renew, self.url, self.held)
                 self._renewing = processes.Beside(work)
-            if remote.apart(self._fetch, None) or not trains:
+            if self._apart(self._fetch, None) or not trains:
                 self.same = self._state()
         except BaseException as error:
             if self._renewing is not None:
@@ -97,7 +101,7 @@ class Mirror:
                 # of before the upload: a file may grow meanwhile
                 state = self._state()
                 if state != self.same or (last and self.held is not None):
-                    remote.apart(self._upload, (state, last))
+                    self._apart(self._upload, (state, last))
             except OSError as error:
                 fault = self._failed("written", error)
                 if self._hurry.said:
@@ -123,17 +127,24 @@ class Mirror:
         said = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
         return storage.StorageFault(f"{said}; {self.folder} stays as it is")
 
-    # -- in a process of its own -----------------------------------------------
+    def _apart(self, work: Callable[[T], R], item: T) -> R:
+        """Return work(item), of a process of its own that is watched. Raises what it raises, and OSError."""
+
+        def watched(item: T) -> R:
+            with remote.watched(self.url, self._hurry):
+                return work(item)
+
+        return remote.apart(watched, item)
+
+    # -- in that process -------------------------------------------------------
 
     def _require_empty(self, _: None) -> None:
-        with remote.watched(self.url, self._hurry):
-            if self._names():
-                remedy = "continue it with --resume auto, or name another"
-                raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
+        if self._names():
+            remedy = "continue it with --resume auto, or name another"
+            raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
 
     def _claim(self, resuming: bool) -> claim.Claim:
-        with remote.watched(self.url, self._hurry):
-            return claim.take(self.url, self.folder, resuming=resuming)
+        return claim.take(self.url, self.folder, resuming=resuming)
 
     def _names(self) -> list[str]:
         return [name for name in claim.names(self.url) if _is_ours(name)]
@@ -141,18 +152,17 @@ class Mirror:
     def _fetch(self, _: None) -> bool:
         """Put the files of the URL in the place of the folder's, which are moved aside; return False where there
         are none, or the folder's last.pt has come as far."""
-        with remote.watched(self.url, self._hurry):
-            # last.pt behind what its resume needs
-            names = sorted(self._names(), key=lambda name: name == LAST)
-            last = self.folder / LAST
-            fetched = self.folder / ".fetched"
-            shutil.rmtree(fetched, ignore_errors=True)
-            if not names or (last.exists() and not self._is_behind(names, fetched)):
-                return False
-            for name in names:
-                if not (fetched / name).exists():
-                    self._get(name, fetched)
+        names = self._names()
+        fetched = self.folder / ".fetched"
+        shutil.rmtree(fetched, ignore_errors=True)
+        is_kept = (self.folder / LAST).exists() and not self._is_behind(names, fetched)
+        if is_kept or not names:
+            return False
+        for name in names:
+            if not (fetched / name).exists():
+                self._get(name, fetched)
         self._move_aside()
+        # last.pt behind what its resume needs
         for path in sorted(fetched.iterdir(), key=lambda path: path.name == LAST):
             path.rename(self.folder / path.name)
         fetched.rmdir()
@@ -198,23 +208,22 @@ class Mirror:
 
     def _upload(self, what: tuple[State, bool]) -> None:
         state, last = what
-        with remote.watched(self.url, self._hurry):
-            if self.held is not None:
-                claim.require_held(self.url, self.held)
-            for name in state:
-                path = self.folder / name
-                if state[name] == self.same.get(name):
-                    continue
-                try:
-                    self._tried(name, "put_file", str(path), f"{self.url}/{name}")
-                except FileNotFoundError:
-                    if path.exists():
-                        raise
-            for name in self.same.keys() - state.keys():
-                with suppress(FileNotFoundError):
-                    self._tried(name, "rm_file", f"{self.url}/{name}")
-            if last and self.held is not None:
-                replace(self.held, ended=True).put(self.url)
+        if self.held is not None:
+            claim.require_held(self.url, self.held)
+        for name in state:
+            path = self.folder / name
+            if state[name] == self.same.get(name):
+                continue
+            try:
+                self._tried(name, "put_file", str(path), f"{self.url}/{name}")
+            except FileNotFoundError:
+                if path.exists():
+                    raise
+        for name in self.same.keys() - state.keys():
+            with suppress(FileNotFoundError):
+                self._tried(name, "rm_file", f"{self.url}/{name}")
+        if last and self.held is not None:
+            replace(self.held, ended=True).put(self.url)
 
     def _tried(self, name: str, method: str, *places: str) -> None:
         """Call a method of fsspec's file system for a file."""
