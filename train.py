@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -21,8 +20,7 @@ import torch  # noqa: E402
 from contracts import Split  # noqa: E402
 from dataset.model_classes import ModelClasses  # noqa: E402
 from dataset.open import cache_folder  # noqa: E402
-from dataset.scan.manifest import is_url  # noqa: E402
-from dataset.stores.mirror import mirrored  # noqa: E402
+from dataset.stores.mirror import Mirror, mirrored  # noqa: E402
 from dataset.val_split import Trained, sketched  # noqa: E402
 from engine import (  # noqa: E402
     autotune,
@@ -103,7 +101,7 @@ def train(
     world: ProcessWorld,
     console: Console,
     *,
-    upload: Callable[[], None] | None,
+    upload: Mirror | None,
 ) -> int:
     """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
     run = config.run
@@ -382,17 +380,19 @@ def train(
             loader=loader,
         )
         reporter.close()  # its files are uploaded, too
-        checkpoints.finish()
+        checkpoints.finish(stopped=not finished)
         return training.exit_code(finished) or (2 if reporter.lost else 0)
 
 
-def fetched(run: Run, stack: ExitStack) -> Callable[[], None] | None:
-    """Fetch what a URL of --output has; return what uploads the run's folder, until `stack` ends. None where
-    it is no URL.
+def fetched(run: Run, stack: ExitStack) -> Mirror | None:
+    """Claim and fetch what a URL of --output has; return what uploads the run's folder, until `stack` ends. None
+    where it is no URL.
     """
-    mirror = mirrored(run.output, run.folder, resuming=run.resume == "auto")
+    mirror = mirrored(
+        run.output, run.folder, resuming=run.resume == "auto", trains=not run.uses
+    )
     with ExitStack() as held:
-        if run.folder and is_url(str(run.output)):
+        if run.folder and "://" in str(run.output):
             # not over the files of a run that is under way
             held.enter_context(record.claimed(run.folder, resuming=True))
         return stack.enter_context(mirror)
@@ -415,8 +415,8 @@ def main() -> int:
             config = of_ranks(config, world.first(config.flat))
         run = config.run
         with ExitStack() as stack:
-            uploads: list[Callable[[], None] | None] = []
-            world.first(lambda: uploads.append(fetched(run, stack)))
+            mirrors: list[Mirror | None] = []
+            world.first(lambda: mirrors.append(fetched(run, stack)))
             resume = world.first(lambda: Resume.find(run, weights=config.model.weights))
             start = Start.of(
                 config,
@@ -427,7 +427,7 @@ def main() -> int:
             )
             if start.config.run.predict:
                 return predict(start.config, start, resume, world, console)
-            upload = uploads[0] if uploads else None  # rank 0's
+            upload = mirrors[0] if mirrors else None  # rank 0's
             return train(start.config, start, resume, world, console, upload=upload)
     except KeyboardInterrupt:  # before there was anything to save
         return 130

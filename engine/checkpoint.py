@@ -7,13 +7,15 @@ import math
 import os
 import re
 import shutil
+import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, InstanceOf, ValidationError
@@ -81,6 +83,16 @@ class Content(BaseModel):
 # --- writing ----------------------------------------------------------------------------------------------
 
 
+class Upload(Protocol):
+    """What uploads a run's folder: dataset.stores.mirror has it."""
+
+    def __call__(self) -> None:
+        """Upload what is new. Raises UserError."""
+
+    def hurry(self) -> None:
+        """Have uploads given up where the storage is silent."""
+
+
 @dataclass(kw_only=True)
 class Checkpoints:
     """The checkpoint files of a run, last.pt and best.pt, which rank 0 writes beside training.
@@ -99,8 +111,7 @@ class Checkpoints:
     about: dict[str, Any]
     keep: int = 0
     keep_best: int = 0
-    # uploads what is new in `folder`; raises UserError
-    upload: Callable[[], object] | None = None
+    upload: Upload | None = None
     saved: int = 0  # the step of last.pt, 0: there is none
     # held while files are written
     writing: threading.Lock = field(default_factory=threading.Lock)
@@ -114,6 +125,9 @@ class Checkpoints:
     _thread: threading.Thread | None = field(default=None, init=False)
     # buffers that are not finite by design, such as masks of -inf
     _masks: set[str] = field(default_factory=set, init=False)
+    _uploading: threading.Thread | None = field(default=None, init=False)
+    _upload_is_due: bool = field(default=False, init=False)
+    _hurries: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._masks = {*_not_finite(dict(self.module.named_buffers()))}
@@ -196,7 +210,7 @@ class Checkpoints:
         self._unwritten.pop(name, None)
         self._unwritten[name] = content
         # not with a best.pt, whose last.pt follows at once
-        work = partial(self._write_beside, upload=name == "last.pt", last=last)
+        work = partial(self._write_beside, is_last_pt=name == "last.pt", last=last)
         self._thread = threading.Thread(target=work, name="saturate-checkpoint")
         self._thread.start()
 
@@ -212,10 +226,46 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
 
-    def finish(self) -> None:
-        """Write and upload what could not be, or is new. Raises UserError on every rank if that fails."""
+    def finish(self, *, stopped: bool = False) -> None:
+        """Write and upload what could not be, or is new. Raises UserError on every rank if that fails; of a run that
+        was `stopped` a line says that the storage has not taken all.
+        """
         self.wait()
-        self.world.first(lambda: self._write_all(upload=True))
+        self.world.first(lambda: self._finish(stopped))
+
+    def _finish(self, stopped: bool) -> None:
+        if stopped:
+            self.end_upload()
+        for pause_s in storage.ENDING_S:
+            try:
+                self._write_all(ranked=True)
+                break
+            except UserError:  # the last try is below
+                time.sleep(pause_s)
+        else:
+            self._write_all(ranked=True)
+        if self.upload is None:
+            return
+        if self._uploading is not None:
+            self._uploading.join()
+        try:
+            self.upload()
+        except storage.StorageFault as error:
+            if not stopped:
+                raise
+            say(f"{error}, and --resume auto there uploads it")
+
+    def hurry(self) -> None:
+        """Have uploads given up from now on where the storage is silent: the run ends before its time."""
+        self._hurries = True
+        if self.upload is not None:
+            self.upload.hurry()
+
+    def end_upload(self) -> None:
+        """Wait for the upload under way, in a hurry."""
+        self.hurry()
+        if self._uploading is not None:
+            self._uploading.join()
 
     @property
     def where(self) -> str:
@@ -227,18 +277,44 @@ class Checkpoints:
 
     def say_where(self) -> None:
         """Say `where` after a run that has lost a rank; not where --unkillable goes on by itself."""
+        self.end_upload()
         if self.world.rank == 0 and unkillable.memory is None:
             say(self.where)
 
-    def _write_beside(self, *, upload: bool, last: bool) -> None:
+    def _write_beside(self, *, is_last_pt: bool, last: bool) -> None:
         try:
-            self._write_all(upload=upload)
+            self._write_all(ranked=is_last_pt)
         except Exception as error:  # a thread's would be lost
-            said = str(error).partition(";")[0]
             if not last:
-                say(f"{said}; training goes on, and the next checkpoint tries again")
+                _say_later(error)
+        else:
+            if is_last_pt and self.upload is not None:
+                self._upload_beside()
 
-    def _write_all(self, *, upload: bool) -> None:
+    def _upload_beside(self) -> None:
+        """Upload in a thread of its own, or again behind an upload that is under way: no write waits for a storage
+        that is silent. What comes in between two looks of that thread is left to the next checkpoint."""
+        self._upload_is_due = True
+        if self._uploading is None or not self._uploading.is_alive():
+            self._uploading = threading.Thread(target=self._upload_due, daemon=True)
+            self._uploading.start()
+
+    def _upload_due(self) -> None:
+        assert self.upload is not None
+        while self._upload_is_due:
+            self._upload_is_due = False
+            try:
+                self.upload()
+            except storage.Superseded:
+                # all ranks save and leave, and `finish` says why
+                if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            except Exception as error:
+                if not self._hurries:  # else `finish` says it
+                    _say_later(error)
+                return
+
+    def _write_all(self, *, ranked: bool) -> None:
         with self.writing:
             for name, content in list(self._unwritten.items()):
                 path = self.folder / name
@@ -249,11 +325,14 @@ class Checkpoints:
                     keep(path, content["progress"]["step"], self.keep)
                 del self._unwritten[name]
             # behind last.pt alone, not behind the best.pt of the same validation
-            if upload and self._ranked is not None:
+            if ranked and self._ranked is not None:
                 keep_best(self.folder, *self._ranked, self.keep_best)
                 self._ranked = None
-            if upload and self.upload is not None:
-                self.upload()
+
+
+def _say_later(error: Exception) -> None:
+    said = str(error).partition(";")[0]
+    say(f"{said}; training goes on, and the next checkpoint tries again")
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

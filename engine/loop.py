@@ -101,7 +101,10 @@ class Training:
         """Train to the end. Returns False when a signal ended it early; a checkpoint was then written."""
         with self.validation.cancelled_on_error(), self.watch.running():
             try:
-                return self._fit()
+                finished = self._fit()
+                if not finished:
+                    self.checkpoints.hurry()
+                return finished
             except NotFinite:  # on every rank
                 with self.watch.slow():
                     self.validation.settle(self.progress)

@@ -192,8 +192,9 @@ def keep_aside(folder: Path) -> None:
     storage.say(f"{said}; figures of before are in {aside}")
 
 
-class NoSpace(UserError):
-    """The disk is full, which ends no training: a file of the run may wait."""
+class Unwritten(UserError):
+    """The storage has failed a write, such as a disk that is full. That ends no training: a file of the run may
+    wait."""
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
@@ -202,9 +203,10 @@ def unwritable(folder: Path, error: OSError) -> UserError:
         remedy = "free some, or name another folder"
         if (folder / "last.pt").is_file():
             remedy = "what is there is complete: free some, then --resume auto"
-        return NoSpace(f"--output {folder}: no space left; {remedy}")
+        return Unwritten(f"--output {folder}: no space left; {remedy}")
+    kind = Unwritten if storage.failed(error) else UserError
     reason = (error.strerror or str(error)).lower()
-    return UserError(
+    return kind(
         f"--output {folder}: cannot be written ({reason}); name a folder that can"
     )
 
@@ -213,52 +215,59 @@ def unwritable(folder: Path, error: OSError) -> UserError:
 
 
 class Appender:
-    """A file that only grows, by whole pieces. Of a full disk they wait in memory; any other error raises UserError."""
+    """A file that only grows, by whole pieces. Where the storage fails they wait in memory; any other error raises
+    UserError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._waiting: deque[bytes] = deque()
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._open()
             self._end = os.lseek(self._file, 0, os.SEEK_END)
         except OSError as error:
             raise unwritable(path.parent, error) from None
 
     def append(self, piece: bytes) -> None:
-        """Add a piece; it is whole in the file when this returns, if the disk has room."""
+        """Add a piece; it is whole in the file when this returns, if the storage takes it."""
         self._waiting.append(piece)
         self._write()
 
+    def _open(self) -> None:
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
     def _write(self) -> None:
-        while self._waiting:
-            piece = self._waiting[0]
-            written = 0
-            try:
+        try:
+            while self._waiting:
+                if self._file < 0:
+                    self._open()
+                piece = self._waiting[0]
+                written = os.lseek(self._file, self._end, os.SEEK_SET) - self._end
                 while written < len(piece):
                     written += os.write(self._file, piece[written:])
-            except OSError as error:
-                # a piece that does not fit is taken back
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._file, self._end)
-                    os.lseek(self._file, self._end, os.SEEK_SET)
-                if not storage.is_full(error):
-                    raise unwritable(self.path.parent, error) from None
-                _say_full(self.path.parent)
-                return
-            self._end += written
-            self._waiting.popleft()
+                self._end += written
+                self._waiting.popleft()
+        except OSError as error:
+            # a piece that does not fit is taken back
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._end)
+            self._close()  # the next one opens it anew: a handle may have become stale
+            _say_waits(self.path.parent, error)
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # of the storage, which has been said
+            os.close(self._file)
+        self._file = -1
 
     def close(self) -> int:
         """Bring all pieces onto the disk and close the file; again without effect. Return how many are lost."""
+        self._write()
+        if self._waiting:
+            count = counted(len(self._waiting), "piece")
+            storage.say(f"{self.path}: cannot be written, {count} lost")
         if self._file >= 0:
-            self._write()
-            if self._waiting:
-                count = counted(len(self._waiting), "piece")
-                storage.say(f"{self.path}: no space left, {count} lost")
             with contextlib.suppress(OSError):  # not every file system can
                 os.fsync(self._file)
-            os.close(self._file)
-            self._file = -1
+            self._close()
         return len(self._waiting)
 
 
@@ -276,29 +285,53 @@ def replace(path: Path, content: bytes) -> None:
 
 
 _waiting: dict[Path, bytes] = {}
-"""Files of runs that a full disk has not taken yet."""
+"""Files of runs that the storage has not taken yet."""
+_known: dict[Path, bytes] = {}
+"""What files of runs had when they were read or written last, for when the storage does not say it."""
 
 
 def replace_in_time(path: Path, content: bytes) -> None:
-    """Do as `replace`; where the disk is full the file waits in memory for the next of these calls."""
-    _waiting[path] = content
+    """Do as `replace`; where the storage fails the file waits in memory for the next of these calls."""
+    _waiting[path] = _known[path] = content
     for each, its in [*_waiting.items()]:
         try:
-            replace(each, its)
-        except NoSpace:
-            _say_full(each.parent)
+            replace(each, its) if its else _remove(each)
+        except Unwritten as error:
+            _say_waits(each.parent, error)
         else:
             del _waiting[each]
 
 
-def _say_full(folder: Path) -> None:
-    wait = "training goes on, and what it writes waits in memory for room"
-    storage.say_once("full", f"--output {folder}: no space left; {wait}")
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
+
+
+def _say_waits(folder: Path, error: OSError | UserError) -> None:
+    """Say once that writes wait for the storage. Raises UserError where an error is not the storage's."""
+    line = unwritable(folder, error) if isinstance(error, OSError) else error
+    if not isinstance(line, Unwritten):
+        raise line from None
+    said = str(line).partition(";")[0]
+    wait = "training goes on, and what it writes waits in memory"
+    storage.say_once("waits", f"{said}; {wait}")
 
 
 def _content(path: Path) -> bytes:
     """Return what a file of a run has, or will have; b"" where there is none."""
-    return _waiting.get(path) or (path.read_bytes() if path.exists() else b"")
+    if path in _waiting:
+        return _waiting[path]
+    try:
+        _known[path] = path.read_bytes()
+    except FileNotFoundError:
+        _known[path] = b""
+    except OSError as error:
+        if path not in _known:
+            raise unwritable(path.parent, error) from None
+        _say_waits(path.parent, error)
+    return _known[path]
 
 
 def plain(value: Any) -> Any:
@@ -330,7 +363,7 @@ class Record:
     ) -> None:
         self.folder = folder
         self.enabled = enabled
-        self.lost = False  # whether a full disk has not taken a file or a part of one
+        self.lost = False  # whether the storage has not taken a file or a part of one
         # kind and step of the points that are there already
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
@@ -343,6 +376,8 @@ class Record:
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / METRICS)
+            for name in (RESULTS, FAILED, REJECTED):
+                _content(folder / name)  # what is added to is known
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
@@ -353,17 +388,10 @@ class Record:
     def file(self, name: str, content: bytes) -> None:
         """Write a file of the run's folder, complete or as it was before; without content there is none.
 
-        On a full disk it waits.
+        Where the storage fails it waits.
         """
-        path = self.folder / name
-        if self.enabled and content:
-            replace_in_time(path, content)
-        elif self.enabled:
-            _waiting.pop(path, None)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise unwritable(self.folder, error) from None
+        if self.enabled:
+            replace_in_time(self.folder / name, content)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json."""
@@ -417,12 +445,15 @@ class Record:
         return content if is_a_run else None
 
     def close(self) -> None:
-        """Close metrics.jsonl; again without effect. What still waits is lost, and named."""
-        for path, content in [*_waiting.items()]:
-            replace_in_time(path, content)
-            if _waiting.pop(path, None):
-                storage.say(f"{path}: no space left, not written")
-                self.lost = True
+        """Close metrics.jsonl; again without effect. What waits is tried for seconds, then it is lost, and named."""
+        for pause_s in (0.0, *storage.ENDING_S):
+            if _waiting:
+                time.sleep(pause_s)
+                replace_in_time(*next(iter(_waiting.items())))
+        for path in _waiting:
+            storage.say(f"{path}: cannot be written, and is lost")
+            self.lost = True
+        _waiting.clear()
         if self._points is not None:
             self.lost |= self._points.close() > 0
             self._points = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -427,8 +427,10 @@ class Reporter:
         self._settings(values)
         if self._record.enabled:
             folder = self._record.folder
-            if picture := curves.png(folder, values, first):
-                self._record.file(curves.RESULTS, picture)
+            # drawn from a file that the storage may not say again
+            with suppress(OSError):
+                if picture := curves.png(folder, values, first):
+                    self._record.file(curves.RESULTS, picture)
         if finished:
             self._tell_rate(values, step=step)
             self._console.result(values, self._task, folder=self._record.folder)
@@ -587,8 +589,9 @@ class Reporter:
     def close(self) -> None:
         """Close the files; again without effect. The run counts as finished when `finish` said so."""
         self._sampler.stop()
-        self._board.close(finished=self._finished)
+        # first: it waits for storage that fails for seconds
         self._record.close()
+        self._board.close(finished=self._finished)
 
     @property
     def lost(self) -> bool:

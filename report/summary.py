@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections import Counter
@@ -185,7 +186,7 @@ def best(progress: Mapping[str, Any], figure: Figure, folder: Path) -> dict[str,
     """
     path = folder / "best.pt"
     value = progress.get("best", -np.inf)
-    if not np.isfinite(value) or not path.exists():
+    if not np.isfinite(value) or not os.path.exists(path):
         return {}
     epoch = progress.get("best_epoch", -1) + 1
     found = {"figure": figure.name, "value": value, "epoch": epoch or None}
@@ -214,7 +215,7 @@ def checkpoint(values: Mapping[str, Any], folder: Path) -> str | None:
         if part in values:
             return str(values[part]["checkpoint"])
     last = folder / "last.pt"
-    return str(last) if values["steps"] and last.exists() else None
+    return str(last) if values["steps"] and os.path.exists(last) else None
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -41,6 +41,8 @@ OF_THE_FILE = frozenset(
 is said by the storage, the network or the machine, and would be said of any file."""
 PAUSES_S = (1.0, 4.0, 10.0)
 """Seconds before a read that the storage has failed is tried again: three times, within 15 s."""
+ENDING_S = (1.0, 4.0)
+"""The same of the last checkpoint, which a run that is told to end has to write within seconds."""
 GO_ON = "go on with --resume auto once the storage is well"
 SCAN_AGAIN = "nothing was kept of this scan: mend that, and start again"
 PIECE = 1 << 20
@@ -49,6 +51,10 @@ PIECE = 1 << 20
 
 class StorageFault(UserError):
     """The storage has failed, in one line with the name of what was read."""
+
+
+class Superseded(UserError):
+    """Another run writes to --output in this one's place."""
 
 
 def failed(error: BaseException) -> bool:

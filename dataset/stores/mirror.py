@@ -2,45 +2,55 @@
 
 from __future__ import annotations
 
-import os
-import warnings
+import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from contracts import UserError
-from dataset.scan.manifest import is_url, masked
-from dataset.stores import remote
+from dataset.scan.manifest import masked
+from dataset.stores import claim, remote
+from system import processes, storage, torch_files
 from system.urls import ready
 from system.user_files import below, create, foreign_parts
 
-State = dict[str, tuple[int, int]]
-"""Name below the folder -> (date in nanoseconds, bytes) of each file."""
+T = TypeVar("T")
+R = TypeVar("R")
+
+LAST = "last.pt"
+State = dict[str, tuple[int, int, int]]
+"""Name below the folder -> (inode, when the system saw it change, in nanoseconds, bytes) of each file: what replaces
+it has another inode, and no program sets that date."""
 
 
 @contextmanager
 def mirrored(
-    url: str | None, folder: Path | None, *, resuming: bool
-) -> Iterator[Callable[[], None] | None]:
+    url: str | None, folder: Path | None, *, resuming: bool, trains: bool = True
+) -> Iterator[Mirror | None]:
     """Yield what uploads a run's `folder`, which is done once more in the end; None where `url` is none.
 
-    First what is there is fetched, unless an earlier part of the run has left newer files in the folder, whose
-    upload has failed or was not due. Raises UserError where it is a run that is not `resuming`, and where it cannot
-    be read, or written in the end.
+    First a run that `trains` claims the URL. Then what is there is fetched, unless the folder's last.pt has
+    taken as many steps, since an upload had failed or was not due. Raises UserError where it is a run that is
+    not `resuming`, and where it cannot be read, or written in the end.
     """
-    if url is None or folder is None or not is_url(url):
+    if url is None or folder is None or "://" not in url:
         yield None
         return
-    mirror = _Mirror(url=ready("--output", url).rstrip("/"), folder=folder)
-    mirror.fetch(resuming=resuming)
+    remote.require_writable(url)
+    mirror = Mirror(url=ready("--output", url).rstrip("/"), folder=folder)
+    mirror.begin(resuming=resuming, trains=trains)
     try:
-        yield mirror.upload
+        yield mirror
     except BaseException:
+        mirror.hurry()
         with suppress(UserError):  # what ends the run is said
-            mirror.upload()
+            mirror.end()
         raise
-    mirror.upload()
+    mirror.end()
 
 
 def _is_ours(name: str) -> bool:
@@ -52,94 +62,180 @@ def _is_ours(name: str) -> bool:
 
 
 @dataclass(kw_only=True)
-class _Mirror:
+class Mirror:
+    """A run's `folder`, and the `url` to which what is new there is uploaded."""
+
     url: str
     folder: Path
     same: State = field(default_factory=dict)  # files that are alike on both sides
+    held: claim.Claim | None = None
 
-    def fetch(self, *, resuming: bool) -> None:
+    _uploading: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _hurry: processes.Stop = field(default_factory=processes.Stop, init=False)
+    _renewing: processes.Beside[None] | None = field(default=None, init=False)
+    _given_up: storage.StorageFault | None = field(default=None, init=False)
+
+    def begin(self, *, resuming: bool, trains: bool) -> None:
+        """Claim the URL for a run that `trains`, and fetch what is there. Raises UserError."""
         try:
-            names = remote.apart(self._fetch, resuming)
-            state = self._state()
-        except OSError as error:
+            if not resuming:
+                self._apart(self._require_empty, None)
+            if trains:
+                self.held = self._apart(self._claim, resuming)
+                # at once: a fetch may take minutes
+                work = partial(claim.renew, self.url, self.held)
+                self._renewing = processes.Beside(work)
+            if self._apart(self._fetch, None) or not trains:
+                self.same = self._state()
+        except BaseException as error:
+            if self._renewing is not None:
+                self._renewing.drop()
+            if not isinstance(error, OSError):
+                raise
             raise self._failed("read", error) from None
-        if names is None:
-            what = f"--output {masked(self.url)}: {self.folder} has newer files"
-            warnings.warn(f"{what}, which stay and are uploaded", stacklevel=2)
-        self.same = {name: state[name] for name in names or ()}
 
-    def upload(self) -> None:
-        """Upload files that are new or have changed, and remove those that have gone. Raises UserError."""
+    def __call__(self, *, last: bool = False) -> None:
+        """Upload files that are new or have changed, and remove those that have gone; behind the `last` one the
+        claim ends. Raises StorageFault, Superseded where another run holds the URL now, and UserError.
+        """
+        with self._uploading:
+            if self._given_up is not None:
+                raise self._given_up
+            try:
+                # of before the upload: a file may grow meanwhile
+                state = self._state()
+                if state != self.same or (last and self.held is not None):
+                    self._apart(self._upload, (state, last))
+            except OSError as error:
+                fault = self._failed("written", error)
+                if self._hurry.said:
+                    self._given_up = fault
+                raise fault from None
+            self.same = state
+
+    def hurry(self) -> None:
+        """Have an upload, also one that is under way, given up where the store is silent for SILENT_S."""
+        self._hurry.now()
+
+    def end(self) -> None:
+        """Upload what is left, and end the claim. Raises UserError, in a hurry not for the storage."""
+        if self._renewing is not None:
+            self._renewing.drop()
         try:
-            # of before the upload: a file may grow meanwhile
-            state = self._state()
-            if state != self.same:
-                remote.apart(self._upload, state)
-        except OSError as error:
-            raise self._failed("written", error) from None
-        self.same = state
+            self(last=True)
+        except storage.StorageFault:
+            if not self._hurry.said:
+                raise
 
-    def _failed(self, what: str, error: OSError) -> UserError:
+    def _failed(self, what: str, error: OSError) -> storage.StorageFault:
         said = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
-        return UserError(f"{said}; {self.folder} stays as it is")
+        return storage.StorageFault(f"{said}; {self.folder} stays as it is")
 
-    def _fetch(self, resuming: bool) -> list[str] | None:
-        """Return the names of the files that were fetched; None where those of the folder are newer."""
-        try:
-            paths = remote.tried(self.url, lambda system: system.find(self.url))
-        except FileNotFoundError:
-            return []
-        # fsspec's paths have no protocol
-        start = self.url.partition("://")[2]
-        names = [path.partition(f"{start}/")[2] for path in paths]
-        names = [name for name in names if _is_ours(name)]
-        if names and not resuming:
+    def _apart(self, work: Callable[[T], R], item: T) -> R:
+        """Return work(item), of a process of its own that is watched. Raises what it raises, and OSError."""
+
+        def watched(item: T) -> R:
+            with remote.watched(self.url, self._hurry):
+                return work(item)
+
+        return remote.apart(watched, item)
+
+    # -- in that process -------------------------------------------------------
+
+    def _require_empty(self, _: None) -> None:
+        if self._names():
             remedy = "continue it with --resume auto, or name another"
             raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
-        if not names:
-            return []
-        dates = [date for date, _ in self._state().values()]
-        uploaded_s = self._uploaded_s(names)
-        # a storage may leave out the fraction of a second: then these may be as old, and are the same
-        if dates and max(dates) / 1e9 > uploaded_s:
-            return None
-        for name in names:
-            path = self._below(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.part")
-            # a link of that name would be followed
-            part.unlink(missing_ok=True)
-            create(part).close()
-            self._tried(name, "get_file", f"{self.url}/{name}", str(part))
-            # no newer than the upload: a fetch that is cut short here begins anew the next time
-            os.utime(part, (int(uploaded_s), int(uploaded_s)))
-            part.rename(path)
-        return names
 
-    def _below(self, name: str) -> Path:
+    def _claim(self, resuming: bool) -> claim.Claim:
+        return claim.take(self.url, self.folder, resuming=resuming)
+
+    def _names(self) -> list[str]:
+        return [name for name in claim.names(self.url) if _is_ours(name)]
+
+    def _fetch(self, _: None) -> bool:
+        """Put the files of the URL in the place of the folder's, which are moved aside; return False where there
+        are none, or the folder's last.pt has come as far."""
+        names = self._names()
+        fetched = self.folder / ".fetched"
+        if fetched.is_symlink():  # which would be followed
+            fetched.unlink()
+        shutil.rmtree(fetched, ignore_errors=True)
+        is_kept = (self.folder / LAST).exists() and not self._is_behind(names, fetched)
+        if is_kept or not names:
+            return False
+        for name in names:
+            if not (fetched / name).exists():
+                self._get(name, fetched)
+        self._move_aside()
+        # last.pt behind what its resume needs
+        for path in sorted(fetched.iterdir(), key=lambda path: path.name == LAST):
+            path.rename(self.folder / path.name)
+        fetched.rmdir()
+        return True
+
+    def _is_behind(self, names: Sequence[str], fetched: Path) -> bool:
+        """Whether the folder's last.pt has come less far than the URL's, by their own words."""
+        if LAST not in names:
+            return False
+        self._get(LAST, fetched)
+        here, there = _progress(self.folder / LAST), _progress(fetched / LAST)
+        if there is not None and (here is None or here < there):
+            return True
+        shutil.rmtree(fetched)
+        if here != there:
+            what = f"--output {masked(self.url)}: {self.folder} has a newer"
+            storage.say(f"{what} {LAST}, which stays and is uploaded")
+        return False
+
+    def _get(self, name: str, to: Path) -> None:
         try:
-            return below(self.folder, name)
+            path = below(to, name)
         except ValueError as why:
             raise UserError(
-                f"--output {masked(self.url)}: '{masked(name)}' {why}, {self.folder}; remove that link"
+                f"--output {masked(self.url)}: '{masked(name)}' {why}, {to}; remove that link"
             ) from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        create(part).close()
+        self._tried(name, "get_file", f"{self.url}/{name}", str(part))
+        part.rename(path)
 
-    def _uploaded_s(self, names: Sequence[str]) -> float:
-        """Return when the newest of these files was uploaded, by the storage's clock, in seconds since 1970."""
-        urls = [f"{self.url}/{name}" for name in names]
-        return remote.tried(
-            self.url,
-            lambda system: max(system.modified(url).timestamp() for url in urls),
+    def _move_aside(self) -> None:
+        """Keep what the folder has beside it: it may be what no upload has."""
+        paths = [path for path in self.folder.iterdir() if path.name[:1] != "."]
+        if not paths:
+            return
+        beside = [
+            self.folder.with_name(f"{self.folder.name}.before-{n}")
+            for n in range(1, 1000)
+        ]
+        aside = next(path for path in beside if not path.exists())
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
+        storage.say(
+            f"--output {masked(self.url)} is fetched; what {self.folder} had is in {aside}"
         )
 
-    def _upload(self, state: State) -> None:
+    def _upload(self, what: tuple[State, bool]) -> None:
+        state, last = what
+        if self.held is not None:
+            claim.require_held(self.url, self.held)
         for name in state:
-            if state[name] != self.same.get(name):
-                self._tried(
-                    name, "put_file", f"{self.folder}/{name}", f"{self.url}/{name}"
-                )
+            path = self.folder / name
+            if state[name] == self.same.get(name):
+                continue
+            try:
+                self._tried(name, "put_file", str(path), f"{self.url}/{name}")
+            except FileNotFoundError:
+                if path.exists():
+                    raise
         for name in self.same.keys() - state.keys():
-            self._tried(name, "rm_file", f"{self.url}/{name}")
+            with suppress(FileNotFoundError):
+                self._tried(name, "rm_file", f"{self.url}/{name}")
+        if last and self.held is not None:
+            replace(self.held, ended=True).put(self.url)
 
     def _tried(self, name: str, method: str, *places: str) -> None:
         """Call a method of fsspec's file system for a file."""
@@ -148,11 +244,27 @@ class _Mirror:
         )
 
     def _state(self) -> State:
-        paths = [path for path in self.folder.rglob("[!.]*") if path.is_file()]
+        names = [
+            str(path.relative_to(self.folder)) for path in self.folder.rglob("[!.]*")
+        ]
         # last.pt behind best.pt, whose figure it has
-        paths.sort(key=lambda path: path.name == "last.pt")
-        stats = [path.stat() for path in paths]
-        return {
-            str(path.relative_to(self.folder)): (stat.st_mtime_ns, stat.st_size)
-            for path, stat in zip(paths, stats, strict=True)
-        }
+        names.sort(key=lambda name: name == LAST)
+        state: State = {}
+        for name in names:
+            path = self.folder / name
+            # checkpoints are written and removed meanwhile
+            with suppress(FileNotFoundError):
+                stat = path.stat()
+                if path.is_file() and "/." not in f"/{name}":
+                    state[name] = stat.st_ino, stat.st_ctime_ns, stat.st_size
+        return state
+
+
+def _progress(path: Path) -> tuple[int, int] | None:
+    """Return the steps and epochs that a checkpoint has taken, None of what is none or is damaged."""
+    try:
+        progress = torch_files.load(path)["progress"]
+        steps = int(progress["step"]), int(progress["epoch"])
+    except (OSError, LookupError, TypeError, ValueError):
+        return None
+    return None if torch_files.damaged(path) else steps

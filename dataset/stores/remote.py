@@ -12,21 +12,25 @@ import hashlib
 import os
 import random
 import re
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 from contracts import UserError, counted
 from dataset.scan.manifest import Rejected, is_url, masked
-from system import urls
-from system.processes import apart as apart
+from system import processes, storage, urls
 
 T = TypeVar("T")
+R = TypeVar("R")
 ReadAt = Callable[[int, int], bytes]
 """(place, length) -> so many bytes; dataset.scan.byte_ranges has the same type, and imports this module."""
 
@@ -38,11 +42,31 @@ PACKAGES = {
     "gcs": "gcsfs",
 }
 """Protocol -> the package that fsspec reads it with."""
+WRITABLE = (
+    "s3",
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "abfss",
+    "hdfs",
+    "sftp",
+    "ssh",
+    "smb",
+    "file",
+)
+"""Protocols that --output may have: a web server takes no files, and of the others nobody knows."""
 PAUSES_S = (0.2, 0.8, 3.2)
 """Seconds before a request is tried again; up to twice as long, so that readers do not all come at once."""
 CONNECT_S = 10
 ANSWER_S = 30
 """Seconds without a byte, after which a request is taken for lost."""
+SAID_S = 20.0
+"""Seconds in which no byte comes or goes, of which a line is said; less than ANSWER_S, after which others go."""
+SILENT_S = 8.0
+"""Such seconds after which a run that is ending gives up."""
+ACKNOWLEDGED = 120
+"""Place of two int64 in Linux's struct tcp_info: bytes that the other side has acknowledged, and that it has sent."""
 TRY_LATER = (408, 425, 429)
 """HTTP's errors of a client that pass; the others of 400 to 499 do not."""
 TOGETHER = 32
@@ -71,6 +95,16 @@ class Head:
         digest = hashlib.blake2b(self.tag.encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "big") >> 1 | 1
         return -number if self.is_date else number
+
+
+def require_writable(url: str) -> None:
+    """Raise UserError where nothing can be written to a URL."""
+    protocol = url.partition("://")[0]
+    if protocol not in WRITABLE:
+        known = ", ".join(f"{name}://" for name in WRITABLE)
+        raise UserError(
+            f"--output {masked(url)}: {protocol}:// cannot be written to; name a folder, or a URL of {known}"
+        )
 
 
 class _Short(Exception):
@@ -330,3 +364,55 @@ def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
 
     with ThreadPoolExecutor(TOGETHER) as threads:
         return list(threads.map(head_or_none, urls))
+
+
+def apart(work: Callable[[T], R], item: T) -> R:
+    """Return processes.apart(work, item): this process may fork later. Raises OSError also where that process was
+    ended, as by `watched`."""
+    try:
+        return processes.apart(work, item)
+    except BrokenProcessPool:
+        raise OSError(errno.ETIMEDOUT, "no answer, and its process was ended") from None
+
+
+@contextmanager
+def watched(url: str, hurry: processes.Stop) -> Iterator[None]:
+    """Watch what is done with a URL inside, in a process `apart`: a line says when it is silent, and the process
+    ends where it is silent in a `hurry`. Libraries try again for minutes, and none can be told to end."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        moved, since_s, said = -1, 0.0, False
+        while not ended.wait(processes.LOOK_S):
+            before, moved = moved, _moved()
+            if moved != before:
+                since_s = time.monotonic()
+            silent_s = time.monotonic() - since_s
+            if silent_s > SAID_S and not said:
+                said = True
+                storage.say(
+                    f"{masked(url)} has not answered for {SAID_S:.0f} s, and is waited for"
+                )
+            if silent_s > SILENT_S and hurry.said:
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _moved() -> int:
+    """Count the bytes that this process has written, sent to somebody who has acknowledged them, and been sent."""
+    written = re.search(r"wchar: (\d+)", Path("/proc/self/io").read_text())
+    moved = int(written[1]) if written else 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError, struct.error):
+            end = socket.socket(fileno=int(name))
+            try:
+                info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                moved += sum(struct.unpack_from("QQ", info, ACKNOWLEDGED))
+            finally:
+                end.detach()
+    return moved

@@ -26,6 +26,7 @@ from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
 from settings.config import parse
 from settings.run import Run
+from system import storage
 from tests.end_to_end.runs import Runner, until
 
 CPU = torch.device("cpu")
@@ -364,6 +365,7 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
     checkpoints.say_where()
     assert "train.py: last.pt has step 3: go on with" in capfd.readouterr().err
     full = True
+    monkeypatch.setattr(storage, "ENDING_S", (0, 0))
     checkpoints.write("last.pt", {"at": 4}, last=True)
     with pytest.raises(UserError, match="no space left; free some"):
         checkpoints.finish()

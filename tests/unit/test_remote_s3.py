@@ -1,4 +1,4 @@
-"""Shards in a bucket: moto's S3 server, through s3fs."""
+"""Shards and runs in a bucket: moto's S3 server, through s3fs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dataset.stores import remote
+from dataset.stores import claim, mirror, remote
 from tests.conformance.sources import all_read, write_shards
+from tests.unit.test_mirror import at_once, save
 from tests.unit.test_remote import FILES, opened
 
 pytest.importorskip("s3fs", reason="without s3fs: pip install s3fs")
@@ -64,3 +65,33 @@ def test_a_bucket(
         all_read(opened("s3://pets/set", tmp_path)["train"].source)
     ) == sorted(smaller.values())
     assert "some-secret" not in "".join(capfd.readouterr())
+
+
+def test_a_run_goes_through_a_bucket(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "SETTLED_S", 0)
+    for step, name in ((100, "here"), (200, "there"), (200, "here")):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        with mirror.mirrored("s3://pets/run", folder, resuming=True) as upload:
+            assert upload is not None
+            save(folder, step)
+            upload()
+    keys = {each.key for each in bucket.objects.filter(Prefix="run/")}
+    files = {"best.pt", "last.pt", "step-100.pt", "step-200.pt"}
+    claims = {f".claim-{number:06}" for number in (1, 2, 3)}
+    assert keys == {f"run/{name}" for name in files | claims}
+    found = remote.apart(claim.newest, "s3://pets/run")
+    assert found is not None and found.ended and found.number == 3
+
+
+def test_a_bucket_that_knows_conditions_is_held_by_one(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads at once what it has put: the put alone has decided."""
+    monkeypatch.setattr(claim, "SETTLED_S", 0)
+    held = remote.apart(
+        lambda url: at_once(url, monkeypatch, all_have_put=False), "s3://pets/race"
+    )
+    assert held == 1

@@ -195,51 +195,103 @@ def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(
             os.kill(worker, signal.SIGKILL)
 
 
-def test_what_a_full_disk_does_not_take_waits_for_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOSPC, "no space left"),
+        (errno.EDQUOT, "no space left"),
+        (errno.EIO, "cannot be written (input/output error)"),
+        (errno.ESTALE, "cannot be written (stale file handle)"),
+        (errno.EROFS, "cannot be written (read-only file system)"),
+        (errno.ETIMEDOUT, "cannot be written (connection timed out)"),
+        (errno.ENOTCONN, "cannot be written (transport endpoint is not connected)"),
+    ],
+)
+def test_what_the_storage_does_not_take_waits(
+    number: int,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Training goes on; what was there stays, and a piece is whole or not there."""
+    """Training goes on; what was there stays, and a piece is whole or not there. Storage that fails may not
+    open, read or remove either, and what was open before may be stale for good."""
     monkeypatch.setattr(storage, "_said", set())
     record = Record(tmp_path)
     record.point("train", 1, {"loss": 1.0})
     record.row("results.csv", {"step": 1, "a": 1})
+    record.file("worst.csv", b"worst")
     before = contents(tmp_path)
-    none_left = OSError(errno.ENOSPC, "No space left on device")
+    fails = MagicMock(side_effect=OSError(number, os.strerror(number)))
     really_write, parts = os.write, [5]
 
     def half(file: int, content: bytes) -> int:
         if parts:
             return really_write(file, content[: parts.pop()])
-        raise none_left
+        raise OSError(number, os.strerror(number))
 
     def fill() -> None:
+        monkeypatch.setattr(storage, "ENDING_S", (0, 0))
         monkeypatch.setattr("os.write", half)
-        monkeypatch.setattr("os.fsync", MagicMock(side_effect=none_left))
+        monkeypatch.setattr("os.fsync", fails)
+        if reason != "no space left":
+            for name in ("os.ftruncate", "os.unlink", "os.open"):
+                monkeypatch.setattr(name, fails)
+            monkeypatch.setattr(Path, "open", fails)
+            monkeypatch.setattr(Path, "read_bytes", fails)
 
     fill()
     for step in (2, 3):
         record.point("train", step, {"loss": 2.0})
         record.row("results.csv", {"step": step, "a": step})
     record.summary({"steps": 3})
-    assert contents(tmp_path) == before
-    assert capsys.readouterr().err.count("no space left; training goes on") == 1
+    record.file("worst.csv", b"")
+    said = capsys.readouterr().err
     monkeypatch.undo()
+    left = contents(tmp_path)
+    points = left.pop("metrics.jsonl")
+    # what a kill would leave here: a resume cuts half a line
+    assert points.startswith(before.pop("metrics.jsonl")) and points.count(b"\n") == 1
+    assert left.pop("results.csv") == before["results.csv"]
+    assert "summary.json" not in left
+    assert said.count(f"{reason}; training goes on") == said.count("goes on") == 1
     record.point("train", 4, {"loss": 3.0})
     record.row("results.csv", {"step": 4, "a": 4})
     assert [point["step"] for point in lines(tmp_path)] == [1, 2, 3, 4]
     table = (tmp_path / "results.csv").read_text()
     assert table == "step,a\n1,1\n2,2\n3,3\n4,4\n"
     assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 3}
+    assert not (tmp_path / "worst.csv").exists()
     fill()
     record.point("train", 5, {"loss": 3.0})
     record.summary({"steps": 5})
     record.close()
     said = capsys.readouterr().err
-    assert "metrics.jsonl: no space left, 1 piece lost" in said
-    assert "summary.json: no space left, not written" in said
+    assert "metrics.jsonl: cannot be written, 1 piece lost" in said
+    assert "summary.json: cannot be written, and is lost" in said
     assert record.lost, "the exit code is 2"
     monkeypatch.undo()
     assert len(lines(tmp_path)) == 4
+
+
+def test_a_run_that_ends_while_the_storage_fails_for_seconds_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced, fails = storage.replace, [1, 1]
+
+    def replace(*words: Any) -> None:
+        if fails:
+            raise OSError(errno.EIO * fails.pop(), "input/output error")
+        replaced(*words)
+
+    monkeypatch.setattr(storage, "replace", replace)
+    monkeypatch.setattr(storage, "ENDING_S", (0, 0))
+    record = Record(tmp_path)
+    record.summary({"steps": 3})
+    assert not (tmp_path / "summary.json").exists()
+    record.close()
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 3}
+    assert not record.lost
 
 
 def test_a_full_disk_is_named_where_a_run_begins(tmp_path: Path) -> None:
