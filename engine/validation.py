@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -254,8 +255,8 @@ class Validation:
         for place, result in enumerate(results):
             own = self._figure(result)
             is_better = own > figure if self.best.larger_is_better else own < figure
-            is_better |= np.isneginf(figure) and not np.isnan(own)
-            if not _not_finite(result) and is_better:
+            is_first = math.isinf(figure) and not math.isnan(own)
+            if not _not_finite(result) and (is_better or is_first):
                 best = place
                 figure = own
         return best

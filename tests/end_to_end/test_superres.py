@@ -47,12 +47,12 @@ def test_a_run_and_its_evaluation_on_two_ranks(train: Runner) -> None:
     photos = train.cwd / "photos"
     shutil.copytree(textures / "val", photos)
     (photos / "notes.txt").write_text("hi")
-    said = train(
+    predicted = train(
         "--predict",
         photos,
         "--resume run/best.pt --workers 0 --output new",
     ).done()
-    assert "transparent" not in said.out and "8 bits" not in said.out
+    assert "transparent" not in predicted.out and "8 bits" not in predicted.out
     *table, broken = rows(train.cwd / "new/predictions.csv")
     assert (
         len(table) == 3
@@ -88,21 +88,21 @@ def test_a_run_and_its_evaluation_on_two_ranks(train: Runner) -> None:
     few = plain.convert("RGB").quantize(16)
     few.save(others / "5-palette.png", transparency=3)
     few.convert("RGB").save(others / "6-of-palette.png")
-    said = train(
+    predicted = train(
         "--predict", others, "--resume run/best.pt --workers 0 --output enlarged"
     ).done()
-    assert "is transparent, is dropped: 2 of 7 images" in said.out
-    assert "the 8 highest are enlarged: 1 of 7 images" in said.out
+    assert "is transparent, is dropped: 2 of 7 images" in predicted.out
+    assert "the 8 highest are enlarged: 1 of 7 images" in predicted.out
     files = [
         train.cwd / "enlarged" / row["enlarged"]
         for row in rows(train.cwd / "enlarged/predictions.csv")
     ]
-    made = [Image.open(file) for file in files]
-    assert not made[1].getexif()
-    tagged = made[0].copy()
+    enlarged = [Image.open(file).copy() for file in files]
+    assert not enlarged[1].getexif()
+    tagged = enlarged[0].copy()
     tagged.getexif()[EXIF_ORIENTATION] = 6
-    made[0] = ImageOps.exif_transpose(tagged)
-    pixels = [np.asarray(image) for image in made]
+    enlarged[0] = ImageOps.exif_transpose(tagged)
+    pixels = [np.asarray(image) for image in enlarged]
     np.testing.assert_array_equal(pixels[1], pixels[0])
     np.testing.assert_array_equal(pixels[2], np.asarray(tagged))
     np.testing.assert_array_equal(pixels[3], pixels[4])
