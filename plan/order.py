@@ -119,10 +119,10 @@ def filled_up(ordered: Array, first: int, global_batch_size: int) -> Array:
     They are what comes before that step: samples of the same epoch and none of its own, as far as there are
     so many; then, from its own first one on, what lies in other micro-batches.
     """
-    n = len(ordered)
+    left = max(len(ordered) - first, 0)
     # of a last step that is short: its first sample, and how many it lacks
-    begin = n - (n - first) % global_batch_size
-    lacking = -(n - first) % global_batch_size
+    begin = len(ordered) - left % global_batch_size
+    lacking = -left % global_batch_size
     places = max(begin - lacking, 0) + np.arange(lacking)
     return np.concatenate([ordered, ordered.take(places, mode="wrap")])
 
