@@ -194,7 +194,7 @@ class Batch:
     sizes: torch.Tensor  # int64 [B, 2], the part of each image that is no padding
     targets: dict[str, torch.Tensor]
     valid: torch.Tensor  # bool [B], on the device
-    ids: Array  # int64 [B], on the HOST; -1 for padding
+    ids: Array  # int64 [B], on the HOST; -1 for padding and fillers
     # ids whose pixels could not be decoded; their `valid` is False
     failed: tuple[int, ...] = ()
     # what the batch was made of, on the HOST; `valid` is the batch's
@@ -535,7 +535,7 @@ class Task(Protocol):
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return the host arrays that travel with the images; a loader's thread calls it.
 
-        They have a row a sample, the ignore value for padding; or are packed, cut by "offsets" [B + 1].
+        They have a row a sample, the ignore value where a row is not valid; or are packed, cut by "offsets" [B + 1].
         """
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:

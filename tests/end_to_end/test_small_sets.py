@@ -6,7 +6,6 @@ The loop reads the same files by Pillow, drops nothing, and has nothing of ours.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.end_to_end.networks import tiny
-from tests.end_to_end.runs import Runner, kept, summary
+from tests.end_to_end.runs import Runner, summary
 
 SIDE, CLASSES, LR = 24, 3, 0.02
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -46,7 +45,7 @@ def draw(folder: Path, count: int, seed: int) -> Path:
     for split, size in (("train", count), ("val", 200)):
         for i in range(size):
             pixels = rng.integers(0, 200, (SIDE, SIDE, 3), dtype=np.uint8)
-            pixels[..., i % CLASSES] += 12
+            pixels[..., i % CLASSES] += 25
             path = folder / split / f"class-{i % CLASSES}" / f"{i:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(path)
@@ -62,10 +61,8 @@ def read(folder: Path) -> TensorDataset:
     return TensorDataset((scaled - mean) / std, torch.tensor(labels))
 
 
-def by_hand(
-    data: Path, batch: int, accumulate: int, epochs: int, seed: int
-) -> tuple[dict[str, torch.Tensor], float]:
-    """Train by a loop as people write it; return the network's state, and its share of right answers."""
+def by_hand(data: Path, batch: int, accumulate: int, epochs: int, seed: int) -> float:
+    """Train by a loop as people write it; return the share of right answers."""
     torch.manual_seed(seed)
     net = tiny(CLASSES)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
@@ -83,35 +80,7 @@ def by_hand(
     images, labels = read(data / "val").tensors
     with torch.no_grad():
         right = net.eval()(images).argmax(1) == labels
-    return net.state_dict(), float(right.float().mean())
-
-
-def trained(
-    train: Runner, data: Path, case: tuple[int, ...], epochs: int, seed: int
-) -> tuple[dict[str, torch.Tensor], float]:
-    _, batch, accumulate, ranks = case
-    output = f"run-{len(train.started)}"
-    flags = f"--batch-size {batch} --accumulate {accumulate} --epochs {epochs} --seed {seed}"
-    argv = ("--data", data, "--output", output, f"{FLAGS} {flags}")
-    for process in train.ranks(ranks, *argv):
-        assert process.wait() == 0, process.err
-    state: dict[str, Any] = kept(train.cwd / output / "last.pt")["model"]
-    return state, float(summary(train.cwd / output)["validation"]["top1"])
-
-
-def statistics_of(
-    state: dict[str, torch.Tensor], data: Path
-) -> tuple[torch.Tensor, ...]:
-    """Return the running mean and variance that the images of a set give a network of these weights."""
-    net = tiny(CLASSES)
-    net.load_state_dict(state)
-    norm: Any = net[1]
-    norm.reset_running_stats()
-    with torch.no_grad():
-        for _ in range(4):
-            for images, _ in DataLoader(read(data / "train"), 16, shuffle=True):
-                net.train()(images)
-    return norm.running_mean, norm.running_var
+    return float(right.float().mean())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "x".join(map(str, case)))
@@ -119,18 +88,12 @@ def statistics_of(
 def test_it_learns_what_a_loop_by_hand_learns(
     train: Runner, tmp_path: Path, case: tuple[int, ...], seed: int
 ) -> None:
-    data = draw(tmp_path / "data", case[0], seed)
-    epochs = 1 + 1600 // case[0]
-    state, top1 = trained(train, data, case, epochs, seed)
-    _, batch, accumulate, ranks = case
-    truth = by_hand(data, batch, accumulate * ranks, epochs, seed)[1]
-    mean, var = statistics_of(state, data)
-    print(
-        "CASE",
-        case,
-        seed,
-        round(top1, 3),
-        round(truth, 3),
-        float((state["1.running_var"] / var).mean()),
-        float(((state["1.running_mean"] - mean).abs() / var.sqrt()).max()),
-    )
+    count, batch, accumulate, ranks = case
+    data = draw(tmp_path / "data", count, seed)
+    epochs = 1 + 1600 // count
+    flags = f"--batch-size {batch} --accumulate {accumulate} --epochs {epochs} --seed {seed}"
+    argv = ("--data", data, "--output", "run", f"{FLAGS} {flags}")
+    for process in train.ranks(ranks, *argv):
+        assert process.wait() == 0, process.err
+    top1 = summary(train.cwd / "run")["validation"]["top1"]
+    assert top1 > by_hand(data, batch, accumulate * ranks, epochs, seed) - 0.02
