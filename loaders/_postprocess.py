@@ -170,8 +170,6 @@ def stand_ins(rows: Rows, decoded: Array) -> tuple[Array, Array]:
 
 def _behind(rows: Rows, decoded: Array) -> tuple[Rows, tuple[int, ...]]:
     """Return the rows as a batch has them, where only what counts is valid, and the ids that have failed."""
-    if decoded.all() and rows.fillers is None:
-        return rows, ()
     fillers = np.zeros_like(decoded) if rows.fillers is None else rows.fillers
     failed = tuple(rows.ids[rows.valid & ~decoded & ~fillers].tolist())
     shown = replace(rows, ids=np.where(fillers, -1, rows.ids), valid=decoded & ~fillers)
