@@ -126,10 +126,9 @@ class Rows:
     plan.geometry.upright says what that is of the stored pixels, and EXIF's turn is done with the row's own.
 
     Validation's last batch is padded by rows with id -1, `valid` False, and the numbers of some real row.
-    What no sample is must not be seen in training, where batch norm would count it: so the last step's
-    `fillers` are samples of other steps, which a loader decodes like any row. Behind the loader a filler has
-    id -1 and is not `valid`: it counts where it comes in its turn. Axes: B samples, T frames, N operations of
-    P numbers.
+    Batch norm would count such rows, so in training `fillers` end the last step: samples of other steps,
+    which a loader decodes like any row. Behind the loader they have id -1 and are not `valid`, since each
+    sample counts in a row of its own. Axes: B samples, T frames, N operations of P numbers.
     """
 
     ids: Array  # int64 [B], index into the manifest

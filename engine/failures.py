@@ -23,8 +23,7 @@ def never_blank(batches: Iterator[Batch]) -> Iterator[Batch]:
         shown = batch.shows_sample
         if not shown.any():
             # in memory of its own: the loader writes over a batch once it is asked for the next one
-            targets = {name: target.clone() for name, target in batch.targets.items()}
-            blank.append(replace(batch, images=batch.images.clone(), targets=targets))
+            blank.append(replace(batch, images=batch.images.clone()))
             continue
         if sample is None or blank:
             place = int(shown.argmax())
