@@ -126,7 +126,8 @@ def test_running_statistics_are_those_of_a_dataloader(
     images = by_hand(noisy, [*range(count)])
     for seed in range(5):
         torch.manual_seed(seed)
-        theirs = counted_by(DataLoader(images, batch_size, shuffle=True), images)
+        samples: Any = images  # a tensor is a sequence of samples
+        theirs = counted_by(DataLoader(samples, batch_size, shuffle=True), images)
         counts = np.zeros(count, int)
         for rank in range(ranks):
             shown: list[torch.Tensor] = []

@@ -130,5 +130,5 @@ def test_a_sample_is_valid_when_both_files_are(which: str, tmp_path: Path) -> No
     lost = batch.ids.tolist().index(2)
     # in its place is the row behind it, which does not count
     other = (lost + 1) % len(batch.ids)
-    for images in (batch.images, batch.targets[HIGH]):
-        assert images[other].any() and images[lost].equal(images[other])
+    for shown in (batch.images, batch.targets[HIGH]):
+        assert shown[other].any() and torch.equal(shown[lost], shown[other])
