@@ -103,8 +103,8 @@ def test_a_set_of_few_steps_loses_no_sample(
         assert {len(rows) for rows in drawn} == {fitted}, "the last one is filled up"
         assert all(rows.valid.all() for rows in drawn), "and by samples"
         for rows in drawn:
-            own = rows.valid if rows.fillers is None else ~rows.fillers
-            seen += rows.ids[own].tolist()
+            counted = rows.valid if rows.fillers is None else ~rows.fillers
+            seen += rows.ids[counted].tolist()
         # behind the first step, as a resume begins
         rest = train.rows(0, train.global_batch_size)
         assert [rows.ids.tolist() for rows in rest] == [
