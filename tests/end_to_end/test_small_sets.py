@@ -90,7 +90,7 @@ def test_it_learns_what_a_loop_by_hand_learns(
 ) -> None:
     count, batch, accumulate, ranks = case
     data = draw(tmp_path / "data", count, seed)
-    epochs = 1 + 1000 // count
+    epochs = 1 + 1600 // count
     flags = f"--batch-size {batch} --accumulate {accumulate} --epochs {epochs} --seed {seed}"
     argv = ("--data", data, "--output", "run", f"{FLAGS} {flags}")
     for process in train.ranks(ranks, *argv):
