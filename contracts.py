@@ -125,8 +125,10 @@ class Rows:
     With `exif` image, region and window are those that viewers show, after the turn that EXIF asks for.
     plan.geometry.upright says what that is of the stored pixels, and EXIF's turn is done with the row's own.
 
-    A padded row has id -1, `valid` False, and the numbers of some real row. Axes: B samples, T frames, N
-    operations of P numbers.
+    Validation's last batch is padded by rows with id -1, `valid` False, and the numbers of some real row.
+    Batch norm would count such rows, so in training `fillers` end the last step: samples of other steps,
+    which a loader decodes like any row. Behind the loader they have id -1 and are not `valid`, since each
+    sample counts in a row of its own. Axes: B samples, T frames, N operations of P numbers.
     """
 
     ids: Array  # int64 [B], index into the manifest
@@ -135,6 +137,8 @@ class Rows:
     sizes: Array  # int64 [B, 2], height and width of the output in pixels
     turns: Array  # uint8 [B], 0 to 7: mirror 1 + flip 2 + transpose 4
     valid: Array  # bool [B]
+    # bool [B], of training: rows that show a sample which counts in another row; None = none
+    fillers: Array | None = None
     # uint64 [B], of training: the micro-batch's key, the same in all of its rows
     keys: Array | None = None
     # uint64 [B], of training: what --transforms draws from, each row's own
@@ -189,7 +193,7 @@ class Batch:
     sizes: torch.Tensor  # int64 [B, 2], the part of each image that is no padding
     targets: dict[str, torch.Tensor]
     valid: torch.Tensor  # bool [B], on the device
-    ids: Array  # int64 [B], on the HOST; -1 for padding
+    ids: Array  # int64 [B], on the HOST; -1 for padding and fillers
     # ids whose pixels could not be decoded; their `valid` is False
     failed: tuple[int, ...] = ()
     # what the batch was made of, on the HOST; `valid` is the batch's
@@ -207,6 +211,14 @@ class Batch:
     def delivered(self) -> int:
         """Return how many rows have a sample that was decoded, as the host knows: what a rate counts."""
         return int(np.count_nonzero(self.ids >= 0)) - len(self.failed)
+
+    @property
+    def shows_sample(self) -> Array:
+        """Return bool [B], which rows show a sample, their own or another row's, as the host knows."""
+        if self.rows is None:
+            return np.ones(len(self.ids), bool)
+        valid, fillers = self.rows.valid, self.rows.fillers
+        return valid if fillers is None else valid | fillers
 
 
 StageSeconds = Mapping[str, tuple[float, float]]
@@ -526,7 +538,7 @@ class Task(Protocol):
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return the host arrays that travel with the images; a loader's thread calls it.
 
-        They have a row a sample, the ignore value for padding; or are packed, cut by "offsets" [B + 1].
+        They have a row a sample, the ignore value where a row is not valid; or are packed, cut by "offsets" [B + 1].
         """
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:

@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from contracts import UserError, counted
+import torch
+import torch.nn.functional as functional
+
+from contracts import Batch, UserError, counted
+
+
+def never_blank(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Pass batches on; one of which nothing could be decoded shows a sample of the next one instead of zeros.
+
+    Where none follows it is a sample of the epoch's first batch. Loaders see to all other batches.
+    """
+    sample: torch.Tensor | None = None
+    blank: list[Batch] = []
+    for batch in batches:
+        shown = batch.shows_sample
+        if not shown.any():
+            # in memory of its own: the loader writes over a batch once it is asked for the next one
+            blank.append(replace(batch, images=batch.images.clone()))
+            continue
+        if sample is None or blank:
+            place = int(shown.argmax())
+            sample = batch.images[place : place + 1].clone()
+        yield from _showing(blank, sample)
+        blank = []
+        yield batch
+    yield from blank if sample is None else _showing(blank, sample)
+
+
+def _showing(batches: list[Batch], sample: torch.Tensor) -> Iterator[Batch]:
+    """Yield batches of which every row shows `sample`, an image [1, 3, H, W] or a clip, at their size."""
+    for batch in batches:
+        sized = functional.interpolate(sample, batch.images.shape[2:])
+        batch.images.copy_(sized.expand_as(batch.images))
+        yield batch
 
 
 @dataclass(kw_only=True)

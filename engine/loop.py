@@ -27,7 +27,7 @@ from contracts import (
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote, leave, leave_within
-from engine.failures import Failures
+from engine.failures import Failures, never_blank
 from engine.loss_log import LossLog
 from engine.ranks import is_gone
 from engine.step import Step
@@ -215,7 +215,7 @@ class Training:
         ahead = self._next_epochs_batches
         self._next_epochs_batches = None
         begun = ahead or self.loader.batches(progress.epoch, progress.consumed)
-        batches = self._remembering(self.watch.batches(self.loader, begun))
+        batches = self._remembering(never_blank(self.watch.batches(self.loader, begun)))
         self._failed_in_epoch = set()
         self._part_began = replace(progress)
         self.checkpoints.module.train()
@@ -347,7 +347,7 @@ class Training:
         """Count a step that was taken with that learning rate, and its batches."""
         self.step.phases.step()
         self.progress.step += 1
-        # less padding
+        # less the rows that fill a step up
         taken = min(
             self.plan.global_batch_size, self.plan.samples - self.progress.consumed
         )

@@ -5,6 +5,7 @@
       | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row (loaders/_flips.py)
       | normalise  (level / 255 - mean) / std, in the step's dtype
       | blacken    0 outside of the places, and in rows that are padding or could not be decoded
+      | stand in   in training a row that could not be decoded shows another one of its micro-batch
     Batch          with the targets, sizes and ids of its rows
 
 Loaders see plan.geometry.upright rows. Must not know where the pixels come from.
@@ -69,8 +70,7 @@ class Finish:
         the images, images_shape(...); None = new. The host waits for nothing: which rows an operation, a turn
         or a failure meets is known here.
         """
-        shown = replace(rows, valid=valid)
-        failed = tuple(rows.ids[rows.valid & ~valid].tolist())
+        lost, others = stand_ins(rows, valid)
         if into is None:
             shape = images_shape(pixels.shape, rows)
             into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
@@ -78,9 +78,10 @@ class Finish:
         if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
             turns = np.where(valid, whole_turns(rows), self._kernel.LOST)
             batch, there = _batch_with_targets(
-                images, shown, self._feed, failed, [turns.astype(np.uint8)]
+                images, rows, valid, self._feed, [turns.astype(np.uint8)]
             )
             self._kernel.finished(pixels, self._table, *there, into)
+            self._copy_rows(into, others, lost)
             return batch
         if rows.ops is not None:
             # they act on levels: who decodes normalises only where the plan does not operate
@@ -98,9 +99,16 @@ class Finish:
             (places,) = self._to_device([rows.placed])
             images.masked_fill_(outside(places, images), 0)
         if not valid.all():
-            (lost,) = self._to_device([np.flatnonzero(~valid)])
-            images.index_fill_(0, lost, 0)
-        return batch_of(images, shown, self._feed, failed)
+            (blank,) = self._to_device([np.flatnonzero(~valid)])
+            images.index_fill_(0, blank, 0)
+        self._copy_rows(into, others, lost)
+        return batch_of(images, rows, valid, self._feed)
+
+    def _copy_rows(self, images: torch.Tensor, origin: Array, to: Array) -> None:
+        """Copy the rows `origin` of images, int64 [N], over the rows `to`."""
+        if len(to):
+            there, here = self._to_device([to, origin])
+            images.index_copy_(0, there, images.index_select(0, here))
 
     def _normalised(self, levels: torch.Tensor) -> torch.Tensor:
         """Return float32, levels [..., 3] normalised; they stay as they are."""
@@ -144,24 +152,51 @@ def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return pixels.split(max(PIECE // max(pixels[0].numel(), 1), 1))
 
 
-def batch_of(
-    images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()
-) -> Batch:
+def stand_ins(rows: Rows, decoded: Array) -> tuple[Array, Array]:
+    """Return which rows of training could not be decoded, int64 [N], and what each shows instead, int64 [N].
+
+    That is the next row of its micro-batch that was decoded, cyclically: zeros would be no sample, and batch
+    norm would count them. A micro-batch of which nothing could be decoded is left out: it stays 0.
+    """
+    lost, others = [], []
+    if rows.keys is not None and not decoded.all():
+        for i in np.flatnonzero(rows.valid & ~decoded).tolist():
+            there = np.flatnonzero(decoded & (rows.keys == rows.keys[i]))
+            if len(there):
+                lost.append(i)
+                others.append(there[np.searchsorted(there, i) % len(there)])
+    return np.array(lost, np.int64), np.array(others, np.int64)
+
+
+def _behind(rows: Rows, decoded: Array) -> tuple[Rows, tuple[int, ...]]:
+    """Return the rows as a batch has them, where only what counts is valid, and the ids that have failed."""
+    fillers = np.zeros_like(decoded) if rows.fillers is None else rows.fillers
+    failed = tuple(rows.ids[rows.valid & ~decoded & ~fillers].tolist())
+    shown = replace(rows, ids=np.where(fillers, -1, rows.ids), valid=decoded & ~fillers)
+    if rows.keys is None:
+        return shown, failed
+    seen = decoded & fillers
+    seen[stand_ins(rows, decoded)[0]] = True
+    return replace(shown, fillers=seen), failed
+
+
+def batch_of(images: torch.Tensor, rows: Rows, decoded: Array, feed: Feed) -> Batch:
     """Return a batch of these images, with all that the rows and the task say of them."""
-    return _batch_with_targets(images, rows, feed, failed, [])[0]
+    return _batch_with_targets(images, rows, decoded, feed, [])[0]
 
 
 def _batch_with_targets(
     images: torch.Tensor,
     rows: Rows,
+    decoded: Array,
     feed: Feed,
-    failed: tuple[int, ...],
     more: Sequence[Array],
 ) -> tuple[Batch, list[torch.Tensor]]:
     """Make the targets; return the batch, and `more` numbers on the device.
 
     Targets are made here, and not by the caller, so that one copy brings all small arrays to the device.
     """
+    rows, failed = _behind(rows, decoded)
     targets = feed.targets(rows)
     sizes, valid, *values = to_device(
         [rows.sizes, rows.valid, *targets.values(), *more], feed.device

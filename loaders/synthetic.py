@@ -60,7 +60,7 @@ class Synthetic:
         channels, *frames = self._feed.plan.sample_shape[:-2]
         shape = (len(rows), *frames, *rows.padded, channels)
         images = self._noise[: math.prod(shape)].view(shape).movedim(-1, 1)
-        batch = batch_of(images, rows, self._feed)
+        batch = batch_of(images, rows, rows.valid, self._feed)
         if upscale := self._feed.plan.upscale:
             height, width = (side * upscale for side in rows.padded)
             shape = (len(rows), height, width, channels)

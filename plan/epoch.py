@@ -53,7 +53,7 @@ class EpochPlan(ABC):
     repeats: int = 1
     # training: classes come alike, in place of every sample once
     balance: Balance | None = None
-    # training: the last step of an epoch is padded, not dropped
+    # training: the last step of an epoch is filled up, not dropped
     keeps_tail: bool = False
 
     @property
@@ -164,7 +164,7 @@ class EpochPlan(ABC):
     def steps(self, first: int = 0) -> int:
         """Return the optimiser steps left in an epoch after `first` samples (validation: micro-batches).
 
-        The last one may be short where the plan keeps the tail of an epoch.
+        Of the last one not all rows may count, where the plan keeps the tail of an epoch.
         """
         if self.training:
             return order.steps(
@@ -201,12 +201,17 @@ class EpochPlan(ABC):
         return order.repeated(samples, self.repeats)
 
     def draw(
-        self, epoch: int, items: Array, count: int = 0, coming: Array = NONE
+        self,
+        epoch: int,
+        items: Array,
+        count: int = 0,
+        coming: Array = NONE,
+        fillers: int = 0,
     ) -> Rows:
         """Return the rows of any items, padded with id -1 to `count`, or to the batch size.
 
-        `coming` are items that will be drawn next. Raises FaultyPlan: here alone are rows made, and so here
-        are they checked.
+        `coming` are items that will be drawn next, and the last `fillers` items count elsewhere. Raises
+        FaultyPlan: here alone are rows made, and so here are they checked.
         """
         real = len(items)
         count = count or self.batch_size
@@ -215,7 +220,7 @@ class EpochPlan(ABC):
         items = np.concatenate([items, np.full(count - real, last)])
         ids, views = np.divmod(items, self.views)
         # before `frame`, which reads columns at these
-        checks.require_ids(self, ids[:real])
+        checks.require_ids(self, ids[: real - fillers])
         if self.fetch is not None:
             self.fetch(ids[:real], coming // self.views)
         framed = self.frame(epoch, ids, views)
@@ -245,6 +250,10 @@ class _EpochRows(Lazy):
         a_step = plan.world_size * plan.batch_size * accumulate
         items = len(self._ordered)
         steps = order.steps(items, first, a_step, keeps_tail=keeps_tail)
+        self._fillers = plan.training and plan.keeps_tail
+        self._counted = items
+        if self._fillers:
+            self._ordered = order.filled_up(self._ordered, first, a_step)
         super().__init__(steps * accumulate, self._drawn_with_neighbours)
         self._drawn: tuple[range, list[Rows]] = range(0), []
         # micro-batches up to this one were named as coming
@@ -289,12 +298,21 @@ class _EpochRows(Lazy):
         return range(begin, end)
 
     def _draw(self, which: range) -> list[Rows]:
-        """Draw these micro-batches; only the last of an epoch may be short."""
+        """Draw these micro-batches; only the last of a validation may be short."""
         plan = self._plan
         size = plan.batch_size
         coming = self._items(self._coming(which.stop)) if plan.fetch else NONE
         items = self._items(which)
-        rows = plan.draw(self._epoch, items, size * len(which), coming)
+        fillers = 0
+        if self._fillers:
+            # axes: [micro-batches], where each ends in the order
+            turns = np.array(which) * plan.world_size + plan.rank + 1
+            ends = self._first + turns * size
+            fillers = int(np.clip(ends - self._counted, 0, size).sum())
+        count = size * len(which)
+        rows = plan.draw(self._epoch, items, count, coming, fillers)
+        if self._fillers:
+            rows = replace(rows, fillers=np.arange(count) >= count - fillers)
         if plan.training:
             # seeds are drawn by items: each repeat of a sample has its own
             seeds = np.zeros(len(rows), np.uint64)

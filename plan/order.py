@@ -7,8 +7,12 @@ Training, world size 2, batch 2, accumulation 2 (so G = 8), n = 19, first = 0; l
     micro-batch 0           1           2               3                   dropped
     step       0                          1
 
-A data set of few steps has them evened out instead, and the last one is padded (`fitted`): n = 19 is then
-three steps of 8 with batch 2, the last one of 3 samples.
+A data set of few steps drops nothing (`fitted`): its last step is filled up with the samples before it, whose
+loss is masked there (`filled_up`). The same n = 19 is then three steps, and the last one is
+
+    order     16 17 | 18 11 | 12 13 | 14 15
+    rank         a      b      a      b
+    fillers              11   12 13   14 15
 """
 
 from __future__ import annotations
@@ -89,8 +93,7 @@ def fitted(n: int, batch_size: int, shares: int) -> tuple[int, bool]:
     """Fit a batch size to a small data set; `shares` = ranks x accumulation.
 
     Returns (batch size, whether an epoch keeps its tail). Below FEW_STEPS the samples are spread evenly over
-    the steps, so that none is dropped and the last step is padded by a few rows: a batch of one sample and
-    copies of it would spoil batch norm.
+    the steps, so that none is dropped and the last step is filled up by a few rows.
     """
     global_batch_size = batch_size * shares
     if n >= FEW_STEPS * global_batch_size or n < shares:
@@ -108,6 +111,20 @@ def steps(
     """
     left = max(n - first, 0)
     return -(-left // global_batch_size) if keeps_tail else left // global_batch_size
+
+
+def filled_up(ordered: Array, first: int, global_batch_size: int) -> Array:
+    """Return the order, behind whose end are the fillers of the last of the whole steps after `first`.
+
+    They are what comes before that step: samples of the same epoch and none of its own, as far as there are
+    so many; then, from its own first one on, what lies in other micro-batches.
+    """
+    left = max(len(ordered) - first, 0)
+    # of a last step that is short: its first sample, and how many it lacks
+    begin = len(ordered) - left % global_batch_size
+    lacking = -left % global_batch_size
+    places = max(begin - lacking, 0) + np.arange(lacking)
+    return np.concatenate([ordered, ordered.take(places, mode="wrap")])
 
 
 def share(

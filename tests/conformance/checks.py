@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from contracts import Array, Feed, Loader, Rows
 from plan.epoch import EpochPlan
+from plan.targets import IGNORE
 from tests.conformance import placed
 from tests.conformance.looking import Seen, difference, fitted, joined, passed, seen
 from tests.conformance.scenes import Open, Scene
@@ -140,6 +142,24 @@ def same_samples(tail: Seen, whole: Seen, first: int, tolerance: float) -> None:
     else:
         apart = difference(tail.levels[:count], whole.levels[first : first + count])
         assert apart.max() <= tolerance, f"{apart.max():.2f} grey levels apart"
+
+
+def fillers_are_samples(open_: Open, feed: Feed, tolerance: float) -> None:
+    """Rows that fill the last step up show what their samples show in their own rows, and count for nothing."""
+    plan = feed.plan
+    assert isinstance(plan, EpochPlan)
+    full = replace(feed, plan=replace(plan, keeps_tail=True))
+    drawn = list(full.plan.rows(0, 0))
+    found = passed(open_, full)
+    ids = np.concatenate([rows.ids for rows in drawn])
+    fills = np.concatenate([rows.fillers for rows in drawn])
+    assert fills.any() and sorted(ids[~fills]) == list(range(plan.samples))
+    np.testing.assert_array_equal(found.ids, np.where(fills, -1, ids))
+    np.testing.assert_array_equal(found.valid, ~fills)
+    assert (found.labels[fills] == IGNORE).all()
+    own = np.flatnonzero(~fills)[np.argsort(ids[~fills])]
+    apart = difference(found.levels[fills], found.levels[own[ids[fills]]])
+    assert apart.max() <= tolerance, f"{apart.max():.2f} grey levels apart"
 
 
 def raises(check: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

@@ -160,12 +160,16 @@ def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
     for tensor in (batch.images, batch.valid, batch.sizes):
         assert tensor.device == device
     assert batch.ids.dtype == np.int64
-    valid = rows.valid & ~np.isin(rows.ids, batch.failed)
+    counted = rows.valid if rows.fillers is None else rows.valid & ~rows.fillers
+    valid = counted & ~np.isin(rows.ids, batch.failed)
+    rows = replace(rows, ids=np.where(counted | ~rows.valid, rows.ids, -1))
     np.testing.assert_array_equal(batch.ids, rows.ids)
     np.testing.assert_array_equal(batch.sizes.cpu().numpy(), rows.sizes)
     np.testing.assert_array_equal(batch.valid.cpu().numpy(), valid)
     rows = replace(rows, valid=valid)
     for field in fields(Rows):
+        if field.name == "fillers":  # asked of the pixels
+            continue
         found, expected = getattr(batch.rows, field.name), getattr(rows, field.name)
         np.testing.assert_array_equal(found, expected, err_msg=field.name)
     targets = feed.targets(rows)
@@ -187,19 +191,26 @@ def pixels_are_where_they_belong(
 ) -> None:
     """Close to the reference inside of the place, exactly 0 outside, and in rows that are not valid.
 
-    What failed is what Pillow cannot decode.
+    What failed is what Pillow cannot decode. In training such a row is the next one that is none, cyclically.
     """
+    fillers = np.zeros(len(rows), bool) if rows.fillers is None else rows.fillers
     raw = batch.images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
-    for i in range(len(rows)):
-        expected = (
-            reference(feed, scene.bytes_of[int(rows.ids[i])], rows, i)
-            if rows.valid[i]
-            else None
-        )
+    all_expected = [
+        reference(feed, scene.bytes_of[int(rows.ids[i])], rows, i)
+        if rows.valid[i]
+        else None
+        for i in range(len(rows))
+    ]
+    there = [i for i, one in enumerate(all_expected) if one is not None]
+    for i, expected in enumerate(all_expected):
         failed = int(rows.ids[i]) in batch.failed
-        assert failed == (rows.valid[i] and expected is None)
+        assert failed == (rows.valid[i] and expected is None) or fillers[i]
+        assert raw[i].any() == batch.shows_sample[i]
         if expected is None:
-            assert not raw[i].any()
+            shown = np.zeros_like(raw[i])
+            if rows.keys is not None and there:  # of training
+                shown = raw[min((j for j in there if j > i), default=there[0])]
+            np.testing.assert_array_equal(raw[i], shown)
             continue
         left, top, right, bottom = place_of(rows, i)
         name = scene.names[rows.ids[i]]

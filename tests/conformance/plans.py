@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -223,6 +223,55 @@ def training_is_exact(
                 f"rank {rank}, micro-batch {i}"
             )
             assert rows[i].valid.all()
+
+
+def a_small_set_is_filled_up(
+    make: Make,
+    n: int,
+    *,
+    world_size: int,
+    batch_size: int,
+    accumulate: int,
+    first: int,
+    epoch: int = 0,
+) -> None:
+    """Nothing is dropped, and each sample counts once. What the last step lacks are samples of other steps, which
+    have the numbers of their own rows; on any number of ranks it is the same ones.
+    """
+    expected = ordered(make, n, epoch)
+    together = world_size * batch_size * accumulate
+    numbers: dict[str, Any] = {"accumulate": accumulate, "batch_size": batch_size}
+    ranks = [
+        list(
+            make(n, world_size=world_size, rank=rank, keeps_tail=True, **numbers).rows(
+                epoch, first
+            )
+        )
+        for rank in range(world_size)
+    ]
+    steps = -(-max(len(expected) - first, 0) // together)
+    assert {len(rows) for rows in ranks} == {steps * accumulate}
+    batches = list(chain.from_iterable(zip(*ranks, strict=True)))
+    drawn = [int(sample) for rows in batches for sample in rows.ids]
+    fills = [bool(one) for rows in batches for one in rows.fillers]
+    left = max(len(expected) - first, 0)
+    assert all(rows.valid.all() for rows in batches)
+    assert drawn[:left] == expected[first:] and not any(fills[:left])
+    assert all(fills[left:]) and len(fills) == steps * together
+    fillers = drawn[left:]
+    step = set(expected[first + (steps - 1) * together :]) if steps else set()
+    others = set(expected) - step
+    assert len({*fillers}) == min(len(fillers), len(expected))
+    assert len({*fillers} & others) == min(len(fillers), len(others))
+    alone = {
+        sample: one
+        for rows in make(n, batch_size=1).rows(epoch, 0)
+        for sample, one in by_id(rows).items()
+    }
+    for rows in batches:
+        without = replace(rows, fillers=None)
+        for i, sample in enumerate(rows.ids.tolist()):
+            assert _numbers(without, i) == alone[sample]
 
 
 def validation_is_exact(

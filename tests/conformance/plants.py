@@ -114,7 +114,7 @@ class WrongPlace(Plain):
 
 
 class NeighbourInstead(Plain):
-    """Replaces what cannot be decoded by the sample before it, as some libraries do."""
+    """Counts the sample before it in place of what cannot be decoded, as some libraries do."""
 
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
@@ -122,6 +122,20 @@ class NeighbourInstead(Plain):
             made.valid[i] = True
             made.images[i] = made.images[i - 1]
         return made
+
+
+class BlackFillers(Plain):
+    """Leaves rows whose loss is masked as they were: zeros, which batch norm counts."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = super().batch(rows)
+        made.images[~made.valid] = 0
+        return made
+
+
+class FillersCount(Plain):
+    def followed(self, rows: Rows) -> Rows:
+        return replace(rows, fillers=None)
 
 
 class Brighter(Plain):

@@ -37,6 +37,25 @@ def test_training(
 
 @every_plan
 @settings(max_examples=15)
+@given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 70))
+@example(n=19, world=2, batch=2, accumulate=2, first=0)
+@example(n=19, world=2, batch=2, accumulate=2, first=17)
+@example(n=7, world=2, batch=5, accumulate=2, first=6)
+def test_a_small_set(
+    make: Make, n: int, world: int, batch: int, accumulate: int, first: int
+) -> None:
+    plans.a_small_set_is_filled_up(
+        make,
+        n,
+        world_size=world,
+        batch_size=batch,
+        accumulate=accumulate,
+        first=first,
+    )
+
+
+@every_plan
+@settings(max_examples=15)
 @given(COUNTS, SMALL, SMALL)
 @example(n=1, world=5, batch=4)
 def test_validation(make: Make, n: int, world: int, batch: int) -> None:

@@ -36,6 +36,7 @@ def of_images(
             open_, photographs.feed(image_size=64), photographs, 0.5
         ),
         "resume": lambda open_: checks.resumes_at(open_, few, small, (0, 5, 13), 0.0),
+        "fillers": lambda open_: checks.fillers_are_samples(open_, few, 0.0),
         "damage": lambda open_: epoch_is_the_plans(open_, broken, damaged, 0.5),
     }
 
@@ -47,6 +48,8 @@ FAULTS: dict[type[Plain], tuple[str, ...]] = {
     plants.NeighboursPixels: ("windows", "pixels"),
     plants.WrongPlace: ("resume",),
     plants.NeighbourInstead: ("damage",),
+    plants.BlackFillers: ("fillers",),
+    plants.FillersCount: ("fillers",),
     plants.Brighter: ("pixels", "damage"),
 }
 """Fault -> the checks that have to refuse it."""

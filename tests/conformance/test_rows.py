@@ -21,6 +21,11 @@ def test_ids_labels_and_padding(
     checks.rows_are_the_plans(any_backend.open, feed)
 
 
+def test_what_fills_a_step_up_is_a_sample(any_backend: Backend, quick: Scene) -> None:
+    feed = quick.feed(any_backend.device, batch_size=5, image_size=32)
+    checks.fillers_are_samples(any_backend.open, feed, any_backend.repeat_difference)
+
+
 def test_windows_flips_and_own_pixels_of_training(
     backend: Backend, ruled: Scene
 ) -> None:

@@ -128,5 +128,7 @@ def test_a_sample_is_valid_when_both_files_are(which: str, tmp_path: Path) -> No
         batch.ids[~batch.valid.numpy()].tolist()
     ) == [2]
     lost = batch.ids.tolist().index(2)
-    assert not batch.images[lost].any() and not batch.targets[HIGH][lost].any()
-    assert batch.images[batch.valid].any() and batch.targets[HIGH][batch.valid].any()
+    # in its place is the row behind it, which does not count
+    other = (lost + 1) % len(batch.ids)
+    for shown in (batch.images, batch.targets[HIGH]):
+        assert shown[other].any() and torch.equal(shown[lost], shown[other])

@@ -1,0 +1,99 @@
+"""Sets of few steps, whose last one is short, beside a loop by hand around torch's DataLoader.
+
+The loop reads the same files by Pillow, drops nothing, and has nothing of ours. Its last batch is short.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.end_to_end.networks import tiny
+from tests.end_to_end.runs import Runner, summary
+
+SIDE, CLASSES, LR = 24, 3, 0.02
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+FLAGS = f"""--arch tests.end_to_end.networks:tiny --loader torchvision --workers 0 --image-size {SIDE}
+    --train-window stretch --val-window stretch --flip 0 --precision fp32 --ceilings false --warmup-epochs 0
+    --schedule constant --weight-decay 0 --lr {LR} --val-every 100"""
+CASES = [
+    (257, 8, 8, 1),
+    (289, 16, 1, 1),
+    (65, 8, 2, 2),
+    (40, 3, 1, 1),
+    (97, 32, 1, 1),
+    (130, 4, 16, 1),
+    (161, 8, 1, 2),
+    (33, 32, 1, 1),
+    (201, 1, 20, 1),
+    (73, 2, 3, 2),
+    (128, 16, 1, 1),
+    (19, 2, 2, 2),
+]
+"""Images, --batch-size, --accumulate, ranks."""
+
+
+def draw(folder: Path, count: int, seed: int) -> Path:
+    """Write noise of which a class is a hint of colour."""
+    rng = np.random.default_rng(seed)
+    for split, size in (("train", count), ("val", 200)):
+        for i in range(size):
+            pixels = rng.integers(0, 200, (SIDE, SIDE, 3), dtype=np.uint8)
+            pixels[..., i % CLASSES] += 25
+            path = folder / split / f"class-{i % CLASSES}" / f"{i:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    return folder
+
+
+def read(folder: Path) -> TensorDataset:
+    files = sorted(folder.glob("*/*.png"))
+    pixels = np.stack([np.asarray(Image.open(path)) for path in files])
+    scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (MEAN, STD))
+    labels = [int(path.parent.name[-1]) for path in files]
+    return TensorDataset((scaled - mean) / std, torch.tensor(labels))
+
+
+def by_hand(data: Path, batch: int, accumulate: int, epochs: int, seed: int) -> float:
+    """Train by a loop as people write it; return the share of right answers."""
+    torch.manual_seed(seed)
+    net = tiny(CLASSES)
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
+    loader = DataLoader(read(data / "train"), batch, shuffle=True)
+    for _ in range(epochs):
+        batches = list(loader)
+        for begin in range(0, len(batches), accumulate):
+            step = batches[begin : begin + accumulate]
+            samples = sum(len(labels) for _, labels in step)
+            for images, labels in step:
+                loss = nn.functional.cross_entropy(net(images), labels, reduction="sum")
+                (loss / samples).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    images, labels = read(data / "val").tensors
+    with torch.no_grad():
+        right = net.eval()(images).argmax(1) == labels
+    return float(right.float().mean())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "x".join(map(str, case)))
+@pytest.mark.parametrize("seed", range(5))
+def test_it_learns_what_a_loop_by_hand_learns(
+    train: Runner, tmp_path: Path, case: tuple[int, ...], seed: int
+) -> None:
+    count, batch, accumulate, ranks = case
+    data = draw(tmp_path / "data", count, seed)
+    epochs = 1 + 1600 // count
+    flags = f"--batch-size {batch} --accumulate {accumulate} --epochs {epochs} --seed {seed}"
+    argv = ("--data", data, "--output", "run", f"{FLAGS} {flags}")
+    for process in train.ranks(ranks, *argv):
+        assert process.wait() == 0, process.err
+    top1 = summary(train.cwd / "run")["validation"]["top1"]
+    assert top1 > by_hand(data, batch, accumulate * ranks, epochs, seed) - 0.02
