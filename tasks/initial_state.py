@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from contracts import Pixels, UserError, counted
-from dataset.model_classes import ModelClasses
+from dataset.model_classes import ModelClasses, plain
 from dataset.open import Console
 from dataset.val_split import Trained
 from models import Native, Registry, Unusable
@@ -241,8 +241,9 @@ class Start:
                 line.replace(f"--weights {self.weights}", self.origin)
                 for line in loaded.notes
             )
-        others = zip(loaded.classes, classes, strict=False)
-        if other := next((pair for pair in others if pair[0] != pair[1]), None):
+        pairs = zip(loaded.classes, classes, strict=False)
+        others = (pair for pair in pairs if plain(pair[0]) != plain(pair[1]))
+        if other := next(others, None):
             anew = ", ".join(_head_anew(module, registry, arch, shape, heads))
             self.told.append(
                 f"{self.origin}: its head is of other classes, such as '{other[0]}' in the place of '{other[1]}': "

@@ -199,7 +199,6 @@ def test_an_export_that_frames_otherwise_than_predict_is_refused(
     monkeypatch.setattr(Images, "framing_of", wrong)
     made = export.main(["run/last.pt", "--format", "pt2", "--output", "plant.pt2"])
     out = " ".join(capsys.readouterr().out.split())
-    print(out)
     assert ("difference from --predict" in out) and made == bool(plant), out
 
 

@@ -167,6 +167,7 @@ def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     ("there", "here", "said"),
     [
         (["cat", "dog"], ("cat", "dog"), ""),
+        (["cat", "b\u00e4r"], ("cat", "ba\u0308r"), ""),  # letters as a Mac has them
         (["cat", "dog"], ("cat", "owl"), "such as 'dog' in the place of 'owl'"),
         (["dog", "cat"], ("cat", "dog"), "such as 'dog' in the place of 'cat'"),
         (["cat", "dog", "owl"], ("cat", "dog"), "for other classes"),
