@@ -24,7 +24,6 @@ COPY = np.dtype([("split", "i8"), ("sample", "i8"), ("group", "i8")])
 """A sample that has copies: of which split, its number there, and what all of its copies have in common."""
 MARKS = ("size", "digest", "first", "frames")
 """Columns that are alike in copies, of those that a table has. Of a video a segment is a sample."""
-PIECE = 1 << 20  # samples by which columns are looked through: bounds the memory
 STEP = 64  # files a task
 
 
@@ -59,33 +58,27 @@ def found(splits: Sequence[Split]) -> Array:
 
 
 def _candidates(tables: Sequence[Any]) -> Array:
-    """Return COPY [k], samples with the same MARKS, by which they are sorted, their `group`."""
-    parts = -(-sum(map(len, tables)) // PIECE)
-    found = [np.zeros(0, COPY)]
-    for part in range(parts):  # of the marks, so that few are in memory
-        rows = [
-            _marked(split, columns, first, part, parts)
-            for split, columns in enumerate(tables)
-            for first in range(0, len(columns), PIECE)
-        ]
-        found.append(_several(np.concatenate(rows)))
-    return np.concatenate(found)
+    """Return COPY [k], samples with the same MARKS, of which a number is their `group`."""
+    rows = np.zeros(sum(map(len, tables)), COPY)
+    first = 0
+    for split, columns in enumerate(tables):
+        own = rows[first : first + len(columns)]
+        own["split"] = split
+        own["sample"] = np.arange(len(columns))
+        own["group"] = _marks(columns).view(np.int64)
+        first += len(columns)
+    return _several(rows)
 
 
-def _marked(split: int, columns: Any, first: int, part: int, parts: int) -> Array:
-    """Return COPY [k], those of a piece of a table whose mark, their `group`, is of one part of all."""
-    piece = slice(first, first + PIECE)
-    mark = np.zeros(len(columns.size[piece]), np.uint64)
+def _marks(columns: Any) -> Array:
+    """Return uint64 [n], the MARKS of each sample as one number."""
+    mark = np.zeros(len(columns), np.uint64)
     for name in MARKS:
         if hasattr(columns, name):
-            mark ^= getattr(columns, name)[piece].astype(np.uint64)
+            mark ^= getattr(columns, name).astype(np.uint64)
             mark *= np.uint64(0x9E3779B97F4A7C15)  # the golden ratio: mixes upwards
             mark ^= mark >> np.uint64(32)
-    chosen = np.flatnonzero(mark % np.uint64(parts) == part)
-    rows = np.full(len(chosen), split, COPY)
-    rows["sample"] = chosen + first
-    rows["group"] = mark[chosen].view(np.int64)
-    return rows
+    return mark
 
 
 def _several(rows: Array) -> Array:

@@ -33,8 +33,8 @@ class ModelClasses:
         alike: dict[str, list[int]] = {}
         for place, name in enumerate(self.names):
             exact.setdefault(name, []).append(place)
-            alike.setdefault(_plain(name), []).append(place)
-        found = [exact.get(name) or alike.get(_plain(name), []) for name in classes]
+            alike.setdefault(plain(name), []).append(place)
+        found = [exact.get(name) or alike.get(plain(name), []) for name in classes]
         unknown = [
             name for name, places in zip(classes, found, strict=True) if not places
         ]
@@ -72,6 +72,6 @@ class ModelClasses:
         )
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Return a name as it is compared: blanks of published names are underscores in folders."""
     return key(name).replace(" ", "_")

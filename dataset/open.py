@@ -279,12 +279,12 @@ def tell_of_copies(splits: Mapping[str, Split], console: Console) -> None:
 
 def _beside(settings: DataSettings, root: Path, content: Content) -> list[str]:
     """Return what lies at the top of the data and is not read; nothing where a list may name what lies anywhere."""
-    read: set[str] = set()
-    sources: set[str] = set()
     if settings.val_share is not None:
         unwanted = names.unwanted(root, settings.classes, at_top=True)
-        read.update(name for name in names.folders(root) if name not in unwanted)
-    for split in SPLITS if settings.val_share is None else ():
+        return names.beside(root, {*names.folders(root)} - unwanted.keys())
+    read: set[str] = set()
+    sources: set[str] = set()
+    for split in SPLITS:
         # the other one may do
         with suppress(UserError):
             if content in ("instances", "keypoints"):

@@ -126,10 +126,6 @@ def _doubt(root: Path, source: str = "auto", classes: str | None = None) -> str:
     return ""
 
 
-class OtherData(UserError):
-    """Data that a checkpoint's --val-share is not of."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What a checkpoint says of the data that it was trained on."""
@@ -173,13 +169,8 @@ def sketched(columns: Any, trained: Trained | None) -> dict[str, Any]:
     """
     if not isinstance(columns, Part):
         return {}
-    digests = columns.digest
-    least = np.zeros(0, np.uint64)
-    for first in range(0, len(digests), copies.PIECE):
-        piece = digests[first : first + copies.PIECE]
-        least = np.unique(np.concatenate([least, piece]))[:SKETCH]
     rule = trained.rule if trained else RULE
-    return {"share_rule": rule, "sketch": [int(digest) for digest in least]}
+    return {"share_rule": rule, "sketch": np.unique(columns.digest)[:SKETCH].tolist()}
 
 
 def groups(columns: Images, pattern: str | None) -> list[bytes]:
@@ -301,7 +292,8 @@ def parted(
     """Return {"train": ..., "val": ...}, lines that tell the counts, and what may be a mistake.
 
     Copies, and images of a `group` (--val-group), are on one side; the share of a checkpoint that was `trained`
-    before stays as it was. Raises UserError where one of the two has no image, and OtherData.
+    before stays as it was. Raises UserError where one of the two has no image, and for data that a checkpoint's
+    own --val-share is not of.
     """
     columns: Any = whole.columns
     files = groups(columns, group)
@@ -335,7 +327,7 @@ def parted(
         and trained.own
         and not trained.is_of(columns, splits["train"])
     ):
-        raise OtherData(f"--val-share {share:g} is of the checkpoint's own data")
+        raise UserError(f"--val-share {share:g} is of the checkpoint's own data")
     train, val = counts["train"], counts["val"]
     shown = [printable(os.fsencode(name)) for name in columns.classes]
     details = ", ".join(

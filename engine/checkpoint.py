@@ -236,14 +236,14 @@ class Checkpoints:
     def _finish(self, stopped: bool) -> None:
         if stopped:
             self.end_upload()
-        for pause_s in storage.ENDING_S:
+        for pause_s in (*storage.ENDING_S, None):
             try:
                 self._write_all(ranked=True)
                 break
-            except UserError:  # the last try is below
-                time.sleep(pause_s)
-        else:
-            self._write_all(ranked=True)
+            except UserError:
+                if pause_s is None:
+                    raise
+            time.sleep(pause_s)
         if self.upload is None:
             return
         if self._uploading is not None:
@@ -439,12 +439,7 @@ def set_aside(folder: Path, step: int, copied: Sequence[str]) -> None:
     while aside.exists():
         aside = aside.with_name(f"{aside.name}-")
     try:
-        aside.mkdir()
-        for name in copied:
-            if (folder / name).is_file():
-                shutil.copy2(folder / name, aside)
-        for path in later:
-            path.rename(aside / path.name)
+        storage.keep_aside(aside, later, map(folder.joinpath, copied))
     except OSError as error:
         said = f"--output {folder}: checkpoints of later steps cannot be kept aside"
         raise UserError(f"{said}: {error.strerror}; mend it, or move them") from None
@@ -460,12 +455,8 @@ def _step(path: Path) -> float:
         return int(named[1])
     if path.name not in ("last.pt", "best.pt"):
         return -math.inf
-    try:
-        # mapped: of its tensors nothing is read
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return int(content["progress"]["step"])
-    except Exception:  # torch raises whatever the bytes make it stumble over
-        return math.inf
+    taken = torch_files.progress(path)
+    return math.inf if taken is None else taken[0]
 
 
 def on_host(content: Any) -> Any:

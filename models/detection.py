@@ -134,7 +134,7 @@ class Detector(nn.Module):
         (stock,) = self._stock
         stock.training = self.training
         if self.training:
-            return self._losses(images, sizes, targets)
+            return dict(self._outputs(images, sizes, targets))
         if torch.jit.is_tracing():  # an export, of one image, whose size is no number
             return self._detections(images, sizes)
         canvases: dict[tuple[int, int], list[int]] = {}
@@ -152,32 +152,23 @@ class Detector(nn.Module):
             found |= zip(places, answers, strict=True)
         return [found[place] for place in range(len(sizes))]
 
-    def _losses(
+    def _outputs(
         self, images: torch.Tensor, sizes: list[tuple[int, int]], targets: Any
-    ) -> dict[str, torch.Tensor]:
+    ) -> Any:
         (stock,) = self._stock
         prepared = _Prepared(images, sizes)
-        outputs: Any
-        if isinstance(stock, SSD):
-            outputs = _ssd.run(stock, prepared, targets)
-        elif isinstance(stock, GeneralizedRCNN):
-            outputs = _rcnn.losses(stock, prepared, targets)
-        else:
-            outputs = stock(prepared, targets)
-        return dict(outputs)
+        # ours asks how many boxes are left, which a trace for an export would keep as it was
+        if isinstance(stock, SSD) and not torch.jit.is_tracing():
+            return _ssd.run(stock, prepared, targets)
+        if isinstance(stock, GeneralizedRCNN) and self.training:
+            return _rcnn.losses(stock, prepared, targets)
+        return stock(prepared, targets)
 
     def _detections(
         self, images: torch.Tensor, sizes: list[tuple[int, int]]
     ) -> list[dict[str, torch.Tensor]]:
         """Return what is detected in images that are not padded beyond their own canvas."""
-        (stock,) = self._stock
-        prepared = _Prepared(images, sizes)
-        outputs: Any
-        # ours asks how many boxes are left, which a trace for an export would keep as it was
-        if isinstance(stock, SSD) and not torch.jit.is_tracing():
-            outputs = _ssd.run(stock, prepared, None)
-        else:
-            outputs = stock(prepared)
+        outputs = self._outputs(images, sizes, None)
         for found, finite in zip(
             outputs, self._finite.take(len(sizes), images.device), strict=True
         ):

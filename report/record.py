@@ -12,7 +12,6 @@ import io
 import json
 import math
 import os
-import shutil
 import tempfile
 import time
 import zlib
@@ -181,11 +180,7 @@ def keep_aside(folder: Path) -> None:
         return
     aside = folder / time.strftime("earlier-%Y%m%d-%H%M%S")
     try:
-        aside.mkdir()
-        if (folder / METRICS).exists():
-            shutil.copy2(folder / METRICS, aside)
-        for path in held:
-            path.rename(aside / path.name)
+        storage.keep_aside(aside, held, [folder / METRICS])
     except OSError as error:
         raise unwritable(folder, error) from None
     said = f"--output {folder} has no checkpoint, and the run begins anew"

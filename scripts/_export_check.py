@@ -1,4 +1,4 @@
-"""What an exported file is run on beside PyTorch, and when it is right. Knows no format."""
+"""What an exported file is run on, what --predict answers there, and when the file is right. Knows no format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torchvision.ops import box_iou
 
-from contracts import Array, Split, UserError
-from loaders.images.decoders import pillow_rgb
-from scripts._preprocessing import Preprocessed
+from contracts import Array, Feed, Rows, Split, Task, UserError
+from loaders import open_loader
+from loaders.images.decoders import shown_rgb
+from plan.epoch import exif_of
+from plan.geometry import boxes_to_image
 
 CHECKED = 16
-"""Images or clips on which the file is compared with PyTorch."""
+"""Images or clips on which the file is compared with --predict."""
 TOLERANCE = 0.01
 """Largest difference of a logit, as a share of the largest logit, with which a file is right; that of a score, as a
 share of the score.
@@ -39,84 +42,120 @@ class Verdict(NamedTuple):
     right: bool
 
 
-def images(split: Split, plan: Any) -> Iterator[Array]:
-    """Yield images, uint8 [H, W, 3], as they are stored."""
-    for sample in range(len(split.columns)):
-        try:
-            yield np.array(pillow_rgb(split.source.read(sample)))
-        except Exception:  # PIL raises whatever the bytes make it stumble over
-            continue
+class Sample(NamedTuple):
+    """What a file is given, and what --predict makes of the same sample."""
+
+    pixels: Array  # uint8 [H, W, 3], or [T, H, W, 3], as it is decoded
+    expected: list[Array]  # as the file's outputs are, of one sample
 
 
-def clips(split: Split, plan: Any) -> Iterator[Array]:
-    """Yield the first clip that a validation's `plan` has of each video, uint8 [T, H, W, 3], as it is displayed."""
+Read = Callable[[Split, Rows], Array]
+"""(a split, the row of one of its samples) -> its pixels."""
+Answered = Callable[[Any, Split, Rows], list[Array]]
+"""(the network's outputs of a row, its split, the row) -> what the file is to answer."""
+
+
+def predicted(
+    network: nn.Module,
+    feed: Feed,
+    task: Task,
+    split: Split,
+    loader: str,
+    *,
+    read: Read,
+    answered: Answered,
+) -> Iterator[Sample]:
+    """Yield the samples of a plan of single samples, with what --predict answers: by its loader, and not by the
+    preprocessing that is in the file. One that cannot be decoded is left out."""
+    with open_loader(loader, feed) as opened:
+        for batch in opened.batches(0, 0):
+            assert batch.rows is not None
+            if not batch.rows.valid.all() or batch.failed:
+                continue
+            with torch.inference_mode():
+                outputs = network(*task.inputs(batch))
+            expected = answered(outputs, split, batch.rows)
+            yield Sample(read(split, batch.rows), expected)
+
+
+def image(split: Split, row: Rows) -> Array:
+    """Return an image, uint8 [H, W, 3], turned as EXIF says where the validation does so."""
+    sample = int(row.ids[0])
+    turns = exif_of(split.columns)
+    turn = 0 if turns is None else int(turns[sample])
+    return np.array(shown_rgb(split.source.read(sample), turn))
+
+
+def clip(split: Split, row: Rows) -> Array:
+    """Return the frames of a row, uint8 [T, H, W, 3], as they are displayed."""
     # with PyAV and numba, which images do without
     from loaders.videos._planes import pixels_of
     from loaders.videos._worker import checked
     from loaders.videos.pyav import Pyav
 
-    read = Pyav(split.columns)
-    for sample in range(len(split.columns)):
-        (frames,) = plan.draw(0, np.array([sample * plan.views]), count=1).frames
-        wanted = np.unique(frames).tolist()
-        try:
-            pictures = read(sample, checked(split.source, sample), wanted)
-            shown = {frame: pixels_of(picture) for frame, picture in pictures}
-        except Exception:  # of damaged files
-            continue
-        yield np.stack([shown[frame] for frame in frames.tolist()])
+    sample = int(row.ids[0])
+    assert row.frames is not None
+    wanted = np.unique(row.frames[0]).tolist()
+    pictures = Pyav(split.columns)(sample, checked(split.source, sample), wanted)
+    shown = {frame: pixels_of(picture) for frame, picture in pictures}
+    return np.stack([shown[frame] for frame in row.frames[0].tolist()])
 
 
-def logits(run: Run, whole: Preprocessed, samples: Iterator[Array]) -> Verdict:
+def logits_of(outputs: torch.Tensor, split: Split, row: Rows) -> list[Array]:
+    """Return logits fp32 [C]."""
+    return [outputs[0].float().numpy()]
+
+
+def detections_of(outputs: Any, split: Split, row: Rows) -> list[Array]:
+    """Return boxes [N, 4] in pixels of the image, labels and scores [N]."""
+    (found,) = outputs
+    boxes, labels, scores = (
+        found[name].numpy() for name in ("boxes", "labels", "scores")
+    )
+    sample = int(row.ids[0])
+    limits = [split.columns.width[sample], split.columns.height[sample]] * 2
+    boxes = boxes_to_image(row, np.zeros(len(boxes), int), boxes.astype(np.float64))
+    return [boxes.clip(0, limits).astype(np.float32), labels, scores]
+
+
+def logits(run: Run, samples: Iterator[Sample]) -> Verdict:
     """Compare logits. Raises UserError where there is no sample."""
     count = 0
     largest = scale = 0.0
-    for pixels in islice(samples, CHECKED):
-        # of one, and of two
-        alike = [pixels, pixels[..., ::-1, :]] if count % 2 else [pixels]
-        (expected,), (found,) = both(run, whole, np.stack(alike))
-        difference = np.abs(found - expected).max()
+    for pixels, (expected,) in islice(samples, CHECKED):
+        # of one, and as the second of two
+        alike = [pixels[..., ::-1, :], pixels] if count % 2 else [pixels]
+        difference = np.abs(run(np.stack(alike))[0][-1] - expected).max()
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
         scale = max(scale, float(np.abs(expected).max()))
         count += 1
     require(count)
     return Verdict(
-        f"largest difference from PyTorch in fp32 over {count} {whole.medium}: {largest:.2g}, where the largest "
+        f"largest difference from --predict in fp32 over {count} samples: {largest:.2g}, where the largest "
         f"logit is {scale:.3g}",
         f"it may differ by {TOLERANCE:.0%} of the largest logit at most",
         right=largest <= TOLERANCE * max(scale, 1e-6),
     )
 
 
-def detections(run: Run, whole: Preprocessed, samples: Iterator[Array]) -> Verdict:
-    """Look for the best detections of PyTorch among the file's, and the other way round; else as `logits`."""
+def detections(run: Run, samples: Iterator[Sample]) -> Verdict:
+    """Look for the best detections of --predict among the file's, and the other way round; else as `logits`."""
     count = agreed = total = 0
-    for pixels in islice(samples, CHECKED):
-        expected, found = both(run, whole, pixels)
+    for pixels, expected in islice(samples, CHECKED):
+        found = run(pixels)
         for one, other in ((expected, found), (found, expected)):
             best = [each[:BEST] for each in one]
             total += len(best[0])
             agreed += int(in_both(best, other).sum())
         count += 1
     require(count)
-    said = f"{agreed} of the {total} best detections of the file and of PyTorch in {count} images are of both"
+    said = f"{agreed} of the {total} best detections of the file and of --predict in {count} images are of both"
     if not total:
         said = (
-            f"nothing is found in {count} images, by PyTorch or the file, whose boxes are thus unchecked: "
+            f"nothing is found in {count} images, by --predict or the file, whose boxes are thus unchecked: "
             "--images FOLDER of others, or longer training"
         )
     return Verdict(said, f"{AGREED:.0%} must be", right=agreed >= AGREED * total)
-
-
-def both(
-    run: Run, whole: Preprocessed, given: Array
-) -> tuple[list[Array], list[Array]]:
-    """Return the outputs of PyTorch, and of the file."""
-    with torch.inference_mode():
-        outputs = whole(torch.from_numpy(given))
-    single = isinstance(outputs, torch.Tensor)
-    expected = [one.numpy() for one in ([outputs] if single else outputs)]
-    return expected, run(given)
 
 
 def in_both(found: list[Array], others: list[Array]) -> Array:

@@ -69,7 +69,6 @@ class Preprocessed(nn.Module):
 
     axes: tuple[str | int, ...]
     """The axes of the input: a name for one that varies, the length of any other."""
-    medium = "images"
     outputs: tuple[str, ...] = ("logits",)
     traced = False
     """Whether the exporter records one run of it: torch.export takes no sizes that depend on what is found."""
@@ -173,8 +172,6 @@ class Images(Preprocessed):
 
 class Clips(Preprocessed):
     """uint8 [B, T, H, W, 3], T frames of a video -> a classifier's logits, fp32 [B, C]: of the middle crop."""
-
-    medium = "clips"
 
     def __init__(self, network: nn.Module, framing: ClipFraming) -> None:
         super().__init__(network, framing)

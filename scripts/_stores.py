@@ -20,7 +20,7 @@ from dataset.scan.manifest import printable
 from dataset.stores.bucket import ORDER
 from dataset.stores.lmdb import ABOUT, LONGEST_KEY, samples_of
 from dataset.stores.tar import IMAGES
-from system.user_files import below, create, foreign_parts
+from system.user_files import below, create, is_foreign
 
 FIRST_MAP = 1 << 28
 """Bytes of an LMDB; doubled whenever they are full."""
@@ -230,14 +230,6 @@ NAMES = {
 """--format -> what it asks of names and classes."""
 
 
-def _is_below(name: bytes) -> bool:
-    """Whether a file of that name lies below the folder of its store."""
-    try:
-        return bool(foreign_parts(os.fsdecode(name)))
-    except ValueError:
-        return False
-
-
 def require(form: str, names: Sequence[bytes], columns: Any) -> None:
     """Raise UserError for a name or a class that a store of this form cannot hold."""
     for name in _refused(form, names, columns):
@@ -266,7 +258,7 @@ def _refused(form: str, names: Sequence[bytes], columns: Any) -> Iterator[bytes]
         else:
             folder, *rest = name.split(b"/")
             fits = folder == os.fsencode(columns.classes[columns.label[place]])
-            fits = fits and bool(rest) and _is_below(name)
+            fits = fits and bool(rest) and not is_foreign(os.fsdecode(name))
             # read again they are in the order of their names, each once
             fits = fits and (not place or names[place - 1] < name)
         if not fits:

@@ -10,7 +10,7 @@ The file takes RGB of any size as it is decoded, and resizes, crops and normalis
     detectors            images uint8 [H, W, 3], one    -> boxes fp32 [N, 4], labels int64 [N], scores fp32 [N]
 
 Boxes are x0 y0 x1 y1 in pixels of the image, best first. Names of the classes, whose places labels are, and the
-preprocessing are metadata of the file. It is run on real data beside PyTorch, and the difference is printed.
+preprocessing are metadata of the file. It is run on real data, and the difference from --predict is printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,14 +33,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Split, UserError, one_line, utf8
+from contracts import Array, Split, Task, UserError, one_line, utf8
 from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
 from models import Unusable
+from plan.clips import ClipPlan
 from report.console import BEYOND_BOXES, Console
 from scripts import Parser, _export_check, exit_code
-from scripts._export_check import Run, Verdict
+from scripts._export_check import Run, Sample, Verdict
 from scripts._preprocessing import FILTERS, Clips, Detections, Images, Preprocessed
 from settings.config import given, parse
 from tasks import architecture, kind_of
@@ -53,15 +54,24 @@ class Exported:
     """How the networks of a task are exported."""
 
     module: type[Preprocessed]
-    # (validation's data, its plan) -> what the file is checked on
-    samples: Callable[[Split, Any], Iterator[Array]]
-    check: Callable[[Run, Preprocessed, Iterator[Array]], Verdict]
+    read: _export_check.Read
+    answered: _export_check.Answered
+    check: Callable[[Run, Iterator[Sample]], Verdict]
 
 
 EXPORTED = {
-    "classification": Exported(Images, _export_check.images, _export_check.logits),
-    "detection": Exported(Detections, _export_check.images, _export_check.detections),
-    "video": Exported(Clips, _export_check.clips, _export_check.logits),
+    "classification": Exported(
+        Images, _export_check.image, _export_check.logits_of, _export_check.logits
+    ),
+    "detection": Exported(
+        Detections,
+        _export_check.image,
+        _export_check.detections_of,
+        _export_check.detections,
+    ),
+    "video": Exported(
+        Clips, _export_check.clip, _export_check.logits_of, _export_check.logits
+    ),
 }
 """--task -> how it is exported; no other one is."""
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pt2": ()}
@@ -72,7 +82,7 @@ VARYING = {"batch": (1, 1 << 16), "height": (2, 1 << 15), "width": (2, 1 << 15)}
 
 def load(
     checkpoint: Path, *, arch: str | None = None, images: Path | None = None
-) -> tuple[Preprocessed, Start, str, Iterator[Array]]:
+) -> tuple[Preprocessed, Start, str, Iterator[Sample]]:
     """Return the network with its preprocessing, its settings, its architecture, and real data to check it on.
 
     `arch` and `images` are --arch and --images. Raises UserError, and Unusable.
@@ -110,7 +120,7 @@ def load(
             f"{checkpoint}: --interpolation {native.interpolation} is not exported, {known} is: its figures "
             "with one of these are those of --evaluate true --interpolation NAME"
         )
-    split = opened(start, kind, images)
+    split, task = opened(start, kind, images)
     ranks = {"seed": 0, "world_size": 1, "rank": 0}
     splits = {"train": split, "val": split}
     plan: Any = kind.plans(config, splits, native, **ranks)[1]
@@ -127,11 +137,35 @@ def load(
     }
     framing = exported.module.framing_of(plan.policy, pixels)
     whole = exported.module(network, framing).eval()
-    return whole, start, arch, exported.samples(split, plan)
+    single = replace(plan, batch_size=1)
+    if isinstance(single, ClipPlan):  # of several views a file is of the middle one
+        single = replace(single, policy=replace(single.policy, clips=1, crops=1))
+    _, feed = kind.feeds(
+        config,
+        splits,
+        (single, single),
+        (task, task),
+        pixels=start.pixels(native, "float32"),
+        device=torch.device("cpu"),
+        workers=0,
+    )
+    samples = _export_check.predicted(
+        network,
+        feed,
+        task,
+        split,
+        kind.default_loader(gpu=False),
+        read=exported.read,
+        answered=exported.answered,
+    )
+    return whole, start, arch, samples
 
 
-def opened(start: Start, kind: TaskKind, named: Path | None) -> Split:
-    """Open what the file is checked on: a folder, or the checkpoint's validation data. Raises UserError."""
+def opened(start: Start, kind: TaskKind, named: Path | None) -> tuple[Split, Task]:
+    """Open what the file is checked on, a folder or the checkpoint's validation data, and say what it means.
+
+    Raises UserError.
+    """
     data = start.config.data
     if named is not None:
         found = open_unlabelled(
@@ -140,7 +174,8 @@ def opened(start: Start, kind: TaskKind, named: Path | None) -> Split:
             content="videos" if kind.medium == "videos" else "images",
             flag="--images",
         )
-        return kind.predicting(start.config, found.split, start.trained, named).split
+        asked = kind.predicting(start.config, found.split, start.trained, named)
+        return asked.split, asked.task
     if data.data is None:
         raise UserError("there is no data to check the file on: --images FOLDER")
     try:
@@ -153,7 +188,7 @@ def opened(start: Start, kind: TaskKind, named: Path | None) -> Split:
                 console=Console(enabled=False),
             )
         )
-        return splits["val"]
+        return splits["val"], kind.tasks(start.config, splits, 0.0)[1]
     except UserError as error:  # moved since then, mostly
         raise UserError(f"{error}; or check the file on --images FOLDER") from None
 
@@ -255,7 +290,7 @@ FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
-    """Write the file and check it; return 1 where it does not compute what PyTorch does. Raises UserError."""
+    """Write the file and check it; return 1 where it does not compute what --predict does. Raises UserError."""
     needs = NEEDS[options.format]
     lacking = [name for name in needs if importlib.util.find_spec(name) is None]
     if lacking:
@@ -289,7 +324,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         new = Path(folder) / path.name
         content, run = FORMATS[options.format](whole, about)
         try:
-            verdict = EXPORTED[task].check(run, whole, samples)
+            verdict = EXPORTED[task].check(run, samples)
         except UserError:
             raise
         except Exception as error:  # each runtime has its own

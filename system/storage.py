@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -145,6 +146,16 @@ def say(line: str) -> None:
 def is_full(error: OSError) -> bool:
     """Whether a write has failed since the disk, or the user's part of it, has no space left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def keep_aside(aside: Path, moved: Iterable[Path], copied: Iterable[Path]) -> None:
+    """Make a folder and move files into it, of others a copy, as far as these are there. Raises OSError."""
+    aside.mkdir()
+    for path in copied:
+        if path.is_file():
+            shutil.copy2(path, aside)
+    for path in moved:
+        path.rename(aside / path.name)
 
 
 def replace(path: Path, new: Path, write: Callable[[BinaryIO], object]) -> None:

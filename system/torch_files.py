@@ -56,6 +56,18 @@ def load(path: Path, *, foreign: bool = False) -> Any:
         ) from None
 
 
+def progress(path: Path) -> tuple[int, int] | None:
+    """Return the steps and epochs that a checkpoint has taken, None of what is none or cannot be read."""
+    try:
+        _require_plain(path)
+        # mapped: of its tensors nothing is read
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        taken = content["progress"]
+        return int(taken["step"]), int(taken["epoch"])
+    except Exception:  # torch raises whatever the bytes make it stumble over
+        return None
+
+
 def damaged(path: Path) -> str | None:
     """Return the first part of a file whose bytes are not those of its checksum, at which torch.load does not
     look; None where all are."""

@@ -26,7 +26,7 @@ _SIGNED = re.compile(r"[?&]x-(?:amz|goog)-", re.IGNORECASE)
 # what stands before the host; a key of a bucket may have slashes, and what is no port behind a colon is one
 _USER = r"[^\s/?#@:\[]*:(?!\d*(?:[/?#\s]|$))[^\s@]*@(?:[^\s/?#@]*@)*|[^\s/?#]*@"
 # as a Path, one of the common protocols has one slash
-_PROTOCOL = r"([a-z][a-z0-9+.-]+(?=://)|(?:https?|s3|gs|gcs)(?=:/))"
+_PROTOCOL = r"([a-z][a-z0-9+.-]*(?=://)|(?:https?|s3|gs|gcs)(?=:/))"
 _URL = re.compile(rf"{_PROTOCOL}(:/{{1,2}})({_USER})?([^\s?]*)(\?\S*)?", re.IGNORECASE)
 
 

@@ -41,6 +41,15 @@ def foreign_parts(name: str) -> list[str]:
     return parts
 
 
+def is_foreign(name: str) -> bool:
+    """Whether a stranger's name is refused by `foreign_parts`."""
+    try:
+        foreign_parts(name)
+    except ValueError:
+        return True
+    return False
+
+
 def below(root: Path, name: str) -> Path:
     """Return the path of a stranger's name below a folder.
 

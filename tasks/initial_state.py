@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from contracts import Pixels, UserError, counted
-from dataset.model_classes import ModelClasses
+from dataset.model_classes import ModelClasses, plain
 from dataset.open import Console
 from dataset.val_split import Trained
 from models import Native, Registry, Unusable
@@ -241,10 +241,14 @@ class Start:
                 line.replace(f"--weights {self.weights}", self.origin)
                 for line in loaded.notes
             )
-        others = zip(loaded.classes, classes, strict=False)
-        if other := next((pair for pair in others if pair[0] != pair[1]), None):
-            now = f"such as '{other[0]}', which '{other[1]}' takes the place of"
-            self.told.append(f"{self.origin}: its head is of other classes, {now}")
+        pairs = zip(loaded.classes, classes, strict=False)
+        others = (pair for pair in pairs if plain(pair[0]) != plain(pair[1]))
+        if other := next(others, None):
+            anew = ", ".join(_head_anew(module, registry, arch, shape, heads))
+            self.told.append(
+                f"{self.origin}: its head is of other classes, such as '{other[0]}' in the place of '{other[1]}': "
+                f"{anew} start anew"
+            )
         # detectors take images of any size, but for SSD, whose plan refuses another
         if not self.config.run.uses and "keypoints" not in heads:
             for name in OTHER_SIZES:
@@ -295,6 +299,31 @@ class Start:
         }
         used = {name: value for name, value in used.items() if kind.reads(name)}
         return {"config": self.config.flat(), "used": used}
+
+
+def _head_anew(
+    module: nn.Module,
+    registry: Registry,
+    arch: str,
+    shape: tuple[int, ...],
+    heads: Mapping[str, Any],
+) -> list[str]:
+    """Give the parameters whose shapes follow the number of classes new values, and return their names."""
+    if "weights_backbone" in heads:
+        heads = {**heads, "weights_backbone": None}
+    drawn, of_more = (
+        registry.build(arch, shape=shape, weights=None, **{**heads, "classes": number})[
+            0
+        ].state_dict()
+        for number in (heads["classes"], heads["classes"] + 1)
+    )
+    anew = {
+        name: value
+        for name, value in drawn.items()
+        if value.shape != of_more[name].shape
+    }
+    module.load_state_dict(anew, strict=False)
+    return [*anew]
 
 
 def _evaluated(

@@ -63,7 +63,10 @@ def find(data: Path, split: str, scale: int) -> Found:
     sides = [*_sides(data)]
     high = [side for side in sides if side.about.side == "high"]
     if high:
-        parts = {part: _of_split(high, part) for part in ("train", "val")}
+        parts = {
+            part: [side for side in high if side.about.splits == {part}]
+            for part in ("train", "val")
+        }
         one = _only(data, parts[split] or [] if any(parts.values()) else high)
         if one is None:
             there = (parts["train"] or parts["val"])[0].below
@@ -135,10 +138,6 @@ def _sides(folder: Path, below: str = "", depth: int = 3) -> Iterator[_Side]:
                 yield _Side(path=path / part, below=shown, about=names.read(shown))
         elif depth > 1:
             yield from _sides(path, f"{below}{name}/", depth - 1)
-
-
-def _of_split(sides: Sequence[_Side], split: str) -> list[_Side]:
-    return [side for side in sides if side.about.splits == {split}]
 
 
 def _only(data: Path, sides: Sequence[_Side]) -> _Side | None:

@@ -47,8 +47,10 @@ def taken_apart(
     found = {word for words in sets for word in words}
     classes = list(given or named or sorted(found, key=_by_value))
     places = place_of(classes)
-    place_of_word = {word: find(word, places) for word in found}
-    if unknown := sorted(word for word in found if place_of_word[word] is None):
+    place_of_word = {
+        word: place for word in found if (place := find(word, places)) is not None
+    }
+    if unknown := sorted(found - place_of_word.keys()):
         whose = "the training data" if given else "classes.txt"
         raise UserError(
             f"--data: the label '{unknown[0]}' is none of the {len(classes)} classes of {whose}; remove it "
@@ -60,9 +62,7 @@ def taken_apart(
         )
     several = np.zeros((len(sets), len(classes)), bool)
     for row, words in enumerate(sets):
-        several[
-            row, [place for word in words if (place := place_of_word[word]) is not None]
-        ] = True
+        several[row, [place_of_word[word] for word in words]] = True
     shown = between if between == LIST else repr(between)
     return replace(
         split,

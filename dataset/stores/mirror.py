@@ -16,7 +16,7 @@ from dataset.scan.manifest import masked
 from dataset.stores import claim, remote
 from system import processes, storage, torch_files
 from system.urls import ready
-from system.user_files import below, create, foreign_parts
+from system.user_files import below, create, is_foreign
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,9 +56,7 @@ def mirrored(
 def _is_ours(name: str) -> bool:
     """Whether a name below the URL may be a run's file: no mark of a folder, as consoles of buckets make them, and
     none that is hidden or could lead out of the run's folder."""
-    with suppress(ValueError):
-        return bool(foreign_parts(name))
-    return False
+    return not is_foreign(name)
 
 
 @dataclass(kw_only=True)
@@ -211,9 +209,7 @@ class Mirror:
             for n in range(1, 1000)
         ]
         aside = next(path for path in beside if not path.exists())
-        aside.mkdir()
-        for path in paths:
-            path.rename(aside / path.name)
+        storage.keep_aside(aside, paths, [])
         storage.say(
             f"--output {masked(self.url)} is fetched; what {self.folder} had is in {aside}"
         )
@@ -227,7 +223,7 @@ class Mirror:
             if state[name] == self.same.get(name):
                 continue
             try:
-                self._tried(name, "put_file", str(path), f"{self.url}/{name}")
+                self._put(name, path)
             except FileNotFoundError:
                 if path.exists():
                     raise
@@ -236,6 +232,16 @@ class Mirror:
                 self._tried(name, "rm_file", f"{self.url}/{name}")
         if last and self.held is not None:
             replace(self.held, ended=True).put(self.url)
+
+    def _put(self, name: str, path: Path) -> None:
+        # a bucket has an object once it is whole; on a disk a copy that breaks off would be in place of the last one
+        new = name
+        if self.url.startswith("file:"):
+            folder, slash, last = name.rpartition("/")
+            new = f"{folder}{slash}.{last}.part"
+        self._tried(name, "put_file", str(path), f"{self.url}/{new}")
+        if new != name:
+            self._tried(name, "mv", f"{self.url}/{new}", f"{self.url}/{name}")
 
     def _tried(self, name: str, method: str, *places: str) -> None:
         """Call a method of fsspec's file system for a file."""
@@ -262,9 +268,4 @@ class Mirror:
 
 def _progress(path: Path) -> tuple[int, int] | None:
     """Return the steps and epochs that a checkpoint has taken, None of what is none or is damaged."""
-    try:
-        progress = torch_files.load(path)["progress"]
-        steps = int(progress["step"]), int(progress["epoch"])
-    except (OSError, LookupError, TypeError, ValueError):
-        return None
-    return None if torch_files.damaged(path) else steps
+    return None if torch_files.damaged(path) else torch_files.progress(path)

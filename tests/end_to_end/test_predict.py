@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from PIL import Image
 
 from scripts import export, serve_example
 from scripts._export_check import BEST, in_both
-from scripts._preprocessing import ClipFraming
+from scripts._preprocessing import ClipFraming, Images
 from tests.end_to_end.conftest import CLASSES
 from tests.end_to_end.runs import ROOT, Runner, draw, kept, rows, summary
 from tests.unit.coco_files import write_coco
@@ -174,6 +175,33 @@ def test_what_is_exported_answers_as_predict_does(
         assert found == pytest.approx(float(shares.max()), abs=3e-3)
 
 
+@pytest.mark.parametrize(
+    "plant",
+    [
+        {"mean": (0.406, 0.456, 0.485)},
+        {"interpolation": "bicubic"},
+        {"resize": 40},
+        {},
+    ],
+    ids=str,
+)
+def test_an_export_that_frames_otherwise_than_predict_is_refused(
+    home: Runner,
+    plant: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """PyTorch with the same preprocessing would agree with the file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    monkeypatch.chdir(home.cwd)
+    framing_of = Images.framing_of
+    wrong = staticmethod(lambda *of: replace(framing_of(*of), **plant))
+    monkeypatch.setattr(Images, "framing_of", wrong)
+    made = export.main(["run/last.pt", "--format", "pt2", "--output", "plant.pt2"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("difference from --predict" in out) and made == bool(plant), out
+
+
 def test_an_export_that_fails_leaves_no_file(
     home: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +299,7 @@ def test_an_exported_video_classifier_answers_as_predict_does(
         return logits - np.logaddexp.reduce(logits)
 
     table = rows(predicted(home, "--predict", listed, "--resume clips/last.pt"))
-    for row, clip in zip(table, samples, strict=True):
+    for row, (clip, _) in zip(table, samples, strict=True):
         found = {
             row[f"class{more}"]: np.log(float(row[f"probability{more}"]))
             for more in ("", "_2", "_3")
@@ -354,7 +382,7 @@ def test_an_exported_detector_finds_what_predict_does(
     file = home.cwd / "detector.onnx"
     flags = ["--images", str(images), "--output", str(file)]
     assert export.main([str(detector), *flags]) == 0
-    assert "best detections of the file and of PyTorch" in capsys.readouterr().out
+    assert "best detections of the file and of --predict" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(file)
     about = session.get_modelmeta().custom_metadata_map
     classes = json.loads(about["classes"])

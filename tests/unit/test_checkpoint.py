@@ -147,7 +147,7 @@ def test_a_disk_without_space_is_named(
         def __exit__(self, *_: object) -> None:
             self.write(bytes(1000))
 
-    monkeypatch.setattr(Path, "open", lambda *_: Full())
+    monkeypatch.setattr(storage, "create", lambda _: Full())
     with pytest.raises(UserError, match=r"cannot write last\.pt: No space left on dev"):
         checkpoint.write(tmp_path / "last.pt", CONTENT)
 

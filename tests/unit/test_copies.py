@@ -71,12 +71,10 @@ def drawn(root: Path, seed: int, classes: int = 3, per_class: int = 12) -> Path:
     return root
 
 
-@pytest.mark.parametrize("piece", [1 << 20, 7])
 @pytest.mark.parametrize("seed", range(3))
 def test_copies_of_two_splits_are_those_of_a_plain_loop(
-    seed: int, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "PIECE", piece)
     monkeypatch.setattr(copies, "STEP", 5)
     data = tmp_path / "data"
     drawn(data / "train", seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -177,6 +178,38 @@ def test_an_upload_that_broke_off(
     fails = ""
     with places.begin(places.elsewhere):
         assert contents(places.elsewhere)["best.pt"] == b"900 0"
+
+
+def test_a_copy_that_breaks_off_on_a_disk_leaves_the_last_one_whole(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder that is a URL, as file:///mnt/share/run."""
+    copyfile = shutil.copyfile
+
+    def torn(here: str, there: str) -> None:
+        copyfile(here, there)
+        if "last.pt" in there and fails:
+            os.truncate(there, 100)
+            raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(shutil, "copyfile", torn)
+    fails = False
+    with suppress(UserError), places.begin() as upload:
+        save(places.folder, 100)
+        (places.folder / "profile").mkdir()
+        (places.folder / "profile" / "trace.json").write_text("{}")
+        upload()
+        save(places.folder, 900)
+        fails = True
+    assert torch.load(places.bucket / "last.pt")["progress"]["step"] == 100
+    assert (places.bucket / "profile" / "trace.json").read_text() == "{}"
+    assert places.names() == {
+        "best.pt",
+        "last.pt",
+        "profile",
+        "step-100.pt",
+        "step-900.pt",
+    }
 
 
 def test_a_host_whose_clock_is_late_goes_on_elsewhere(places: Places) -> None:

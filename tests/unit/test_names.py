@@ -24,7 +24,9 @@ from tests.unit.test_splits import Console
 
 
 def images(*folders: str, count: int = 6) -> dict[str, bytes]:
-    return {f"{folder}/{i}.jpg": JPEG for folder in folders for i in range(count)}
+    """Return images of which none is a copy of another one."""
+    names = [f"{folder}/{i}.jpg" for folder in folders for i in range(count)]
+    return {name: JPEG + name.encode() for name in names}
 
 
 def opened(data: Path, **flags: Any) -> tuple[dict[str, Split], list[str]]:

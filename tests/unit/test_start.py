@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-import torchvision
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -168,21 +167,54 @@ def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     ("there", "here", "said"),
     [
         (["cat", "dog"], ("cat", "dog"), ""),
-        (["cat", "dog"], ("cat", "owl"), "such as 'dog', which 'owl' takes"),
-        (["dog", "cat"], ("cat", "dog"), "such as 'dog', which 'cat' takes"),
-        (["cat", "dog", "owl"], ("cat", "dog"), "fc.weight, fc.bias start anew"),
+        (["cat", "b\u00e4r"], ("cat", "ba\u0308r"), ""),  # letters as a Mac has them
+        (["cat", "dog"], ("cat", "owl"), "such as 'dog' in the place of 'owl'"),
+        (["dog", "cat"], ("cat", "dog"), "such as 'dog' in the place of 'cat'"),
+        (["cat", "dog", "owl"], ("cat", "dog"), "for other classes"),
     ],
 )
-def test_a_head_of_other_classes_is_named(
-    there: list[str], here: tuple[str, ...], said: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("task", "arch", "head"),
+    [
+        ("classification", "resnet18", ["fc.weight", "fc.bias"]),
+        (
+            "detection",
+            "fcos_tiny",
+            [f"head.classification_head.cls_logits.{of}" for of in ("weight", "bias")],
+        ),
+        (
+            "video",
+            "r3d_tiny",
+            ["fc.weight", "fc.bias"],
+        ),
+    ],
+)
+def test_a_head_of_other_classes_starts_anew(
+    task: str,
+    arch: str,
+    head: list[str],
+    there: list[str],
+    here: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "best.pt"
-    model = torchvision.models.resnet18(num_classes=len(there)).state_dict()
-    about = {"format": 2, "arch": "resnet18", "classes": there, "manifest": ""}
+    config = build({"task": task, "arch": arch, "weights": str(path)})
+    entry = architecture(kind_of(config), arch)
+    shape = (2, 3, 4, 32, 32) if task == "video" else (2, 3, 64, 64)
+    registry, name = entry
+    trained, _ = registry.build(name, shape=shape, weights=None, classes=len(there))
+    model = {key: value.clone() for key, value in trained.state_dict().items()}
+    for key in head:
+        model[key].fill_(7.0)
+    about = {"format": 2, "arch": arch, "classes": there, "manifest": ""}
     torch.save({**about, "model": model}, path)
-    config = build({"arch": "resnet18", "weights": str(path)})
     start = Start.of(config, (), {}, path=None, origin="flags")
-    entry = architecture(kind_of(config), "resnet18")
     heads = {"classes": len(here)}
-    start.network(*entry, (2, 3, 32, 32), heads, MagicMock(), classes=here)
-    assert [said in line for line in start.told] == [True] * bool(said)
+    net = start.network(*entry, shape, heads, MagicMock(), classes=here)
+    got = net.state_dict()
+    assert all(bool((got[key] == 7.0).all()) != bool(said) for key in head)
+    rest = model.keys() - {*head}
+    assert all(torch.equal(got[key], model[key]) for key in rest)
+    (line,) = start.told or [""]
+    assert said in line and all((key in line) == bool(said) for key in head)
