@@ -24,7 +24,13 @@ from tests.unit.test_splits import Console
 
 
 def images(*folders: str, count: int = 6) -> dict[str, bytes]:
-    return {f"{folder}/{i}.jpg": JPEG for folder in folders for i in range(count)}
+    """Return files of which none is a copy of another: each has its own name as a comment."""
+    names = [f"{folder}/{i}.jpg" for folder in folders for i in range(count)]
+    return {name: commented(name.encode()) for name in names}
+
+
+def commented(text: bytes) -> bytes:
+    return JPEG[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2) + text + JPEG[2:]
 
 
 def opened(data: Path, **flags: Any) -> tuple[dict[str, Split], list[str]]:
