@@ -93,7 +93,10 @@ PACKED = re.compile(
 )
 """The end of the name of a compressed file."""
 ARCHIVES = (".zip", ".7z", ".rar")
-ABOUT_SHARDS = tuple(f".{ending}" for ending in "json jsonl parquet idx index txt csv tsv md5 sha256 log".split())
+ABOUT_SHARDS = tuple(
+    f".{ending}"
+    for ending in "json jsonl parquet idx index txt csv tsv md5 sha256 log".split()
+)
 """The ends of names of files that lie beside shards and tell of them."""
 _PLAIN, _FILLER = (
     "|".join(sorted(words, key=len, reverse=True)) for words in (SPLIT_OF, FILLERS)
