@@ -93,9 +93,18 @@ PACKED = re.compile(
 )
 """The end of the name of a compressed file."""
 ARCHIVES = (".zip", ".7z", ".rar")
-ABOUT_SHARDS = tuple(
-    f".{ending}"
-    for ending in "json jsonl parquet idx index txt csv tsv md5 sha256 log".split()
+ABOUT_SHARDS = (
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".idx",
+    ".index",
+    ".txt",
+    ".csv",
+    ".tsv",
+    ".md5",
+    ".sha256",
+    ".log",
 )
 """The ends of names of files that lie beside shards and tell of them."""
 _PLAIN, _FILLER = (
