@@ -242,6 +242,7 @@ def _whole(
             root.parent,
             root.name,
             unwanted=names.unwanted(root, settings.classes, at_top=True),
+            chosen=settings.classes is not None,
             progress=progress,
             **how,
         )
@@ -493,7 +494,7 @@ def _options(
         unwanted = names.unwanted(
             root / split, settings.classes, all_there=split == "train"
         )
-        return {"unwanted": unwanted}
+        return {"unwanted": unwanted, "chosen": True}
     value = getattr(settings, labels) if labels else None
     return {} if value is None else {"labels": value}
 

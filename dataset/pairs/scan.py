@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -152,14 +153,14 @@ def _stems(columns: Images) -> list[str]:
 
 
 def _require_no_small(columns: Images) -> None:
-    """Raise UserError where small images lie among the large ones of the same name, as 0001_LR beside 0001_HR."""
+    """Raise UserError where small images lie among the large ones: 0001_LR beside 0001_HR, a/0001 and b/0001."""
     stems = _stems(columns)
     large = {_OF_LARGE.sub("", stem) for stem in stems}
     small = [
         place
         for place, stem in enumerate(stems)
         if (base := _OF_SMALL.sub("", stem)) != stem and base in large
-    ]
+    ] or _small_folders(columns, stems)
     if small:
         first = printable(columns.entry(small[0]))
         raise UserError(
@@ -167,6 +168,27 @@ def _require_no_small(columns: Images) -> None:
             f"them, first {first}; move the large ones to a folder HR/, the small ones to LR/ beside it, "
             "under the same names"
         )
+
+
+def _small_folders(columns: Images, stems: Sequence[str]) -> list[int]:
+    """Return the images with a larger one of their name, of folders where most have one.
+
+    Single ones may be other photos, of a camera that counts from 1 again.
+    """
+    sizes = [*zip(columns.height.tolist(), columns.width.tolist(), strict=True)]
+    folders = [os.path.dirname(stem) for stem in stems]
+    called = [
+        _OF_SMALL.sub("", _OF_LARGE.sub("", os.path.basename(stem))) for stem in stems
+    ]
+    known = {*zip(called, sizes, strict=True)}
+    small = [
+        place
+        for place, (height, width) in enumerate(sizes)
+        if any((called[place], (height * k, width * k)) in known for k in range(2, 9))
+    ]
+    count = Counter(folders)
+    of_small = Counter(folders[place] for place in small)
+    return [p for p in small if 2 * of_small[folders[p]] > count[folders[p]]]
 
 
 def _partners(high: Images, low: Images, scale: int) -> Array:

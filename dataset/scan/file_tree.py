@@ -39,12 +39,14 @@ def labels(
     reject: Reject,
     wanted: Literal["image", "video"] = "image",
     unwanted: Mapping[str, str] | None = None,
+    chosen: bool = False,
 ) -> dict[str, int]:
     """Return the label of each class folder (or link to one) in root.
 
     It is the place in `classes`, else among the sorted names, as in ImageFolder. What lies beside the class
     folders goes to `reject`, and so do `unwanted` folders, with the reason, and a folder without a file that
-    none of the `classes` is; such folders are added to `visits`.
+    none of the `classes` is; such folders are added to `visits`. Raises UserError, also where one
+    folder has those of all other classes, as a copy of the set within itself, and none was `chosen` by --classes.
     """
     known = named.place_of(classes or ())
     try:
@@ -75,7 +77,23 @@ def labels(
         raise UserError(
             f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/"
         )
+    if classes is None and not chosen and (copy := _copy_of_all(root, found)):
+        flag = ", or name the classes, or all, with --classes" * (wanted == "image")
+        raise UserError(
+            f"--data: {root}/{printable(os.fsencode(copy))} has a folder of the name of each other class, and may be "
+            f"a copy of the set: move it elsewhere{flag}"
+        )
     return numbered(found, classes, f"{root} has class folder", f"{wanted}s")
+
+
+def _copy_of_all(root: Path, found: Sequence[str]) -> str:
+    """Return the one folder that has folders of the names of all others; "" for none, and where several have."""
+    copies = [
+        name
+        for name in found
+        if all(is_folder(root / name / other) for other in found if other != name)
+    ]
+    return copies[0] if len(copies) == 1 < len(found) - 1 else ""
 
 
 def names_below(folder: Path) -> list[str]:

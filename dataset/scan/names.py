@@ -93,12 +93,27 @@ PACKED = re.compile(
 )
 """The end of the name of a compressed file."""
 ARCHIVES = (".zip", ".7z", ".rar")
+ABOUT_SHARDS = (
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".idx",
+    ".index",
+    ".txt",
+    ".csv",
+    ".tsv",
+    ".md5",
+    ".sha256",
+    ".log",
+)
+"""The ends of names of files that lie beside shards and tell of them."""
 _PLAIN, _FILLER = (
     "|".join(sorted(words, key=len, reverse=True)) for words in (SPLIT_OF, FILLERS)
 )
 _GLUED = re.compile(f"(?:{_FILLER})?({_PLAIN})(?:{_FILLER})?")
 # LRbicx4 and GTmod12 are one word
 _SIDE = re.compile(r"(lr|lq|hr|hq|gt)(?=bic|mod|x\d|x?\Z)")
+_NUMBER = re.compile(r"\d+")
 _SCALE = re.compile(r"(?:x|srf_?)([2-9])(?!\d)|(?<!\d)([2-9])x", re.IGNORECASE)
 
 
@@ -267,7 +282,8 @@ def is_media(name: str, wanted: str) -> bool:
 def shards(names: Iterable[str], ending: str, where: str) -> list[str]:
     """Return the names of shards, of what lies in a split's folder; those of folders end in a slash.
 
-    Raises UserError where a shard is compressed, or lies in a folder of its own: it would be passed over.
+    Raises UserError where a shard is compressed, lies in a folder of its own, or has another ending than the
+    others, as one of a download that was cut off: it would be passed over.
     """
     shown = sorted(
         name
@@ -291,4 +307,23 @@ def shards(names: Iterable[str], ending: str, where: str) -> list[str]:
             f"--data: {where}/{nested[0]} lies in a folder of its own, where no shard is looked for; move it to "
             f"{where}/{listed}"
         )
+    stems = {_stem(name) for name in found}
+    patterns = {_NUMBER.sub("#", stem) for stem in stems}
+    lost = [
+        name
+        for name in shown
+        if _stem(name) not in stems
+        and _NUMBER.sub("#", _stem(name)) in patterns
+        and not name.casefold().endswith(ABOUT_SHARDS)
+    ]
+    if lost:
+        raise UserError(
+            f"--data: {where}/{lost[0]} is named like the shards beside it, and does not end in {ending}: "
+            "complete its download or its name, or move it elsewhere"
+        )
     return found
+
+
+def _stem(name: str) -> str:
+    """Return the name of a shard up to the first dot."""
+    return name.partition(".")[0].casefold()

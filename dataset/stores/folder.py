@@ -140,7 +140,7 @@ def missing(data: Path, split: str) -> str:
 def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Split:
     """Open the images of data/split/<class>/, as dataset.stores.SourceModule says. Raises UserError.
 
-    `unwanted` folders, name -> why, are no classes.
+    `unwanted` folders, name -> why, are no classes; `chosen`: the others are, by --classes.
     """
     columns = open_folder(data / split, **how)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
@@ -152,6 +152,7 @@ def open_folder(
     cache: Path,
     classes: Sequence[str] | None = None,
     unwanted: Mapping[str, str] | None = None,
+    chosen: bool = False,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
     workers: int = 0,
@@ -173,7 +174,9 @@ def open_folder(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         file_tree.remember(visits, os.fsencode(real))
-        labels = file_tree.labels(real, classes, visits, rejects, unwanted=unwanted)
+        labels = file_tree.labels(
+            real, classes, visits, rejects, unwanted=unwanted, chosen=chosen
+        )
         file_tree.list_files(real, labels, made, visits, rejects, say)
         return labels
 
@@ -181,7 +184,7 @@ def open_folder(
         root,
         Files(real),
         list_files,
-        key=[*sorted(unwanted or ())],
+        key=[*sorted(unwanted or ()), *["/"] * chosen],
         where=f"{real}/<class>/",
         classes=classes,
         cache=cache,

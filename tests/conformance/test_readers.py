@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, UnidentifiedImageError
 
+from loaders import Undecodable
 from loaders.images.decoders import READERS, exactly
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene
@@ -64,3 +65,25 @@ def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
             continue
         assert expected is not None, name
         np.testing.assert_array_equal(pixels, expected, err_msg=name)
+
+
+@pytest.mark.parametrize("length", [100, 4_000, 1_000_000])
+def test_a_png_of_which_zeros_took_a_part_is_refused(length: int) -> None:
+    """As of a copy that was cut off, to a disk that had kept the room: Pillow itself goes on in black.
+
+    Every loader leaves PNGs to this reader, or refused ones.
+    """
+    decode = READERS["pil"]()
+    pixels = pictures.photograph(13, 60, 80)
+    whole = pictures.png(pixels)
+    for content in (whole, whole + b"more"):
+        np.testing.assert_array_equal(exactly(decode, content, (0, 0, 80, 60)), pixels)
+    blacks = 0
+    # behind the header of the pixels' chunk
+    for begin in range(whole.index(b"IDAT") + 4, len(whole) - 16, 997):
+        zeros = whole[begin : begin + length]
+        content = whole[:begin] + bytes(len(zeros)) + whole[begin + length :]
+        blacks += pictures.pil(content) is not None
+        with pytest.raises(Undecodable):
+            exactly(decode, content, (0, 0, 80, 60))
+    assert blacks or length < 1_000_000, "Pillow takes those without an end"

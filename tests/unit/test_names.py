@@ -24,9 +24,13 @@ from tests.unit.test_splits import Console
 
 
 def images(*folders: str, count: int = 6) -> dict[str, bytes]:
-    """Return images of which none is a copy of another one."""
+    """Return files of which none is a copy of another: each has its own name as a comment."""
     names = [f"{folder}/{i}.jpg" for folder in folders for i in range(count)]
-    return {name: JPEG + name.encode() for name in names}
+    return {name: commented(name.encode()) for name in names}
+
+
+def commented(text: bytes) -> bytes:
+    return JPEG[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2) + text + JPEG[2:]
 
 
 def opened(data: Path, **flags: Any) -> tuple[dict[str, Split], list[str]]:
@@ -123,6 +127,31 @@ def test_classes_are_what_the_flag_names(
     assert splits["val"].columns.classes == ("bus", "train")
     said = refused(lambda: opened(both, classes="bus,tram"))
     assert said.startswith("--classes has 'tram', and ")
+
+
+@pytest.mark.parametrize("top", ["cells", "cells/train"])
+def test_a_copy_of_the_set_within_itself_is_no_class(top: str, tmp_path: Path) -> None:
+    """As cell_images/cell_images/ of a well-known archive, which would be a class of all images."""
+    classes = ("bad", "cells", "good")
+    folders = [f"{top}/{one}" for one in ("bad", "good", "cells/bad", "cells/good")]
+    fill(
+        tmp_path,
+        images(*folders, "cells/val/bad") if "train" in top else images(*folders),
+    )
+    flags: dict[str, Any] = {} if "train" in top else {"val_share": 0.4}
+    data = tmp_path / "cells"
+    assert "/cells/cells has a folder" in refused(
+        lambda: opened(data, **flags)
+    ).replace("/train", "")
+    splits, _ = opened(data, classes="all", **flags)
+    assert splits["train"].columns.classes == classes
+    assert "--classes" in refused(lambda: opened(data, **flags)), "all is not kept"
+    splits, _ = opened(data, classes="bad,good", **flags)
+    assert splits["train"].columns.classes == ("bad", "good")
+    # digits by ten writers: no folder is a copy where several may be
+    digits = [f"{digit}/{writer}" for digit in range(3) for writer in range(3)]
+    splits, _ = opened(fill(tmp_path / "digits", images(*digits)), val_share=0.4)
+    assert splits["train"].columns.classes == ("0", "1", "2")
 
 
 def test_what_lies_beside_is_told_by_name(tmp_path: Path) -> None:

@@ -173,6 +173,23 @@ def test_small_images_among_the_large_ones(
     assert "3 of 6 images" in said and f"first train/0000{small}.png" in said
 
 
+@pytest.mark.parametrize("scale", [2, 4])
+def test_a_folder_of_small_images_among_the_large_ones(
+    scale: int, tmp_path: Path
+) -> None:
+    """Nothing but their sizes says which of two folders has the small ones."""
+    images = write(tmp_path / "data/Raw Data", 4, even=True, side=80)
+    write_small(tmp_path / "data/Raw Data_2", images, 2)
+    said = refused(lambda: opened(tmp_path / "data", scale=scale))
+    assert "4 of 8 images" in said and "first data/Raw Data_2/0000.png" in said
+    # one of four may be another photo of the same number
+    shutil.rmtree(tmp_path / "data/Raw Data_2")
+    others = {f"{i}.png": pixels for i, pixels in enumerate(images.values())}
+    others["0000.png"] = others.pop("0.png")
+    write_small(tmp_path / "data/album", others, 2)
+    assert len(listed(tmp_path / "data", "train", scale=scale)) == 7
+
+
 @pytest.mark.parametrize("kind", ["lmdb", "tar"])
 def test_packed_images(kind: str, tmp_path: Path) -> None:
     sources.required(kind)

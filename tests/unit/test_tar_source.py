@@ -245,6 +245,20 @@ def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(
     assert len(opened(data).columns) == 3
 
 
+@pytest.mark.parametrize("other", [".tar.part", ".tar.1", ".tar (1)", ".wds", ""])
+def test_a_shard_of_another_ending_is_not_passed_over(
+    other: str, tmp_path: Path
+) -> None:
+    data = shards(tmp_path, WHOLE, {"y.jpg": TWO, "y.cls": b"a"})
+    path = data / "train" / "1.tar"
+    for beside in ("0.idx", "1_stats.json", "2.parquet", "README", "0.tar.bak"):
+        (data / "train" / beside).touch()
+    assert {*samples(opened(data))} == {"x.jpg", "y.jpg"}
+    path.rename(path.with_name(f"1{other}"))
+    said = refused(lambda: opened(data))
+    assert f"/train/1{other} is named like the shards beside it" in said
+
+
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_member_that_would_end_behind_the_shard_is_refused(
     form: int, tmp_path: Path
