@@ -24,6 +24,9 @@ TOLERANCE = 0.01
 share of the score.
 
 A sum in another order may round a pixel to the next grey level."""
+LEAST_LOGIT = 0.1
+"""Logits that are all smaller are compared as if the largest were this: the differences then allowed change no
+probability by more than a thousandth."""
 OVERLAP = 0.95
 """IoU from which on two boxes are the same."""
 BEST = 10
@@ -134,7 +137,7 @@ def logits(run: Run, samples: Iterator[Sample]) -> Verdict:
         f"largest difference from --predict in fp32 over {count} samples: {largest:.2g}, where the largest "
         f"logit is {scale:.3g}",
         f"it may differ by {TOLERANCE:.0%} of the largest logit at most",
-        right=largest <= TOLERANCE * max(scale, 1e-6),
+        right=largest <= TOLERANCE * max(scale, LEAST_LOGIT),
     )
 
 

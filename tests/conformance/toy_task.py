@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class Errors:
 
     def result(self, world: World) -> dict[str, Any]:
         total, samples = (int(count) for count in world.sum(self._counts))
-        return {"rmse": (total / 1e6 / max(samples, 1)) ** 0.5, "samples": samples}
+        rmse = (total / 1e6 / samples) ** 0.5 if samples else math.nan
+        return {"rmse": rmse, "samples": samples}
 
 
 class Guessed(Guess):

@@ -77,4 +77,4 @@ def test_the_help_and_the_conformance_tests_know_it(runner: Runner, tree: Path) 
     assert "toy, classification" in told
     flags = ("-q", "-n0", "-p", "no:cacheprovider", "-k", "toy")
     said = ran(runner, tree, "-m", "pytest", "tests/conformance/test_tasks.py", *flags)
-    assert "3 passed" in said
+    assert "4 passed" in said

@@ -121,4 +121,5 @@ def test_one_class_alone(split: str, data: Path, wanted: str) -> None:
         f"{split}: one class alone, 'ant', so there is nothing to learn; "
         "is --data a folder too low or too high, or do all files lie in one folder?"
     )
-    assert console.warnings == [said]
+    # all of these files are one
+    assert [line for line in console.warnings if "copies" not in line] == [said]

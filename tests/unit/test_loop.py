@@ -423,7 +423,8 @@ def test_a_worker_that_dies_leaves_a_whole_step(tmp_path: Path, begun: bool) -> 
 def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
     """A checkpoint is evaluated whatever trained it."""
     toy = Toy(tmp_path, 1)
-    content: dict[str, Any] = {"model": {"weight": torch.full((1, 1), 3.0)}}
+    weights = toy.module.state_dict() | {"weight": torch.full((1, 1), 3.0)}
+    content: dict[str, Any] = {"model": weights}
     content |= {"progress": asdict(Progress(step=7))}
     content |= {"optimizer": {"param_groups": []}, "config": {"optimizer": "adamw"}}
     resume = Resume(content=content, evaluate=True)
