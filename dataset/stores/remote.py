@@ -63,7 +63,7 @@ ANSWER_S = 30
 """Seconds without a byte, after which a request is taken for lost."""
 SAID_S = 20.0
 """Seconds in which no byte comes or goes, of which a line is said; less than ANSWER_S, after which others go."""
-SILENT_S = 8.0
+SILENT_S = 5.0
 """Such seconds after which a run that is ending gives up."""
 ACKNOWLEDGED = 120
 """Place of two int64 in Linux's struct tcp_info: bytes that the other side has acknowledged, and that it has sent."""
