@@ -278,6 +278,12 @@ class Pool(Generic[T, R]):
         """Have the processes end within seconds: nobody will ask for more."""
         self._stop.now()
 
+    def kill(self) -> None:
+        """End the processes at once, whatever they do."""
+        self.drop()
+        for process in [*(getattr(self._pool, "_processes", None) or {}).values()]:
+            process.kill()
+
     def close(self) -> None:
         """Wait for the end of the processes."""
         with killed_if_late(
@@ -373,6 +379,11 @@ class Beside(Generic[R]):
         """End it within seconds: nobody will ask for the result."""
         if self._pool is not None:
             self._pool.drop()
+
+    def kill(self) -> None:
+        """End it at once: it has nothing to finish."""
+        if self._pool is not None:
+            self._pool.kill()
 
 
 def _warn(error: Exception) -> None:

@@ -87,7 +87,7 @@ class Mirror:
                 self.same = self._state()
         except BaseException as error:
             if self._renewing is not None:
-                self._renewing.drop()
+                self._renewing.kill()
             if not isinstance(error, OSError):
                 raise
             raise self._failed("read", error) from None
@@ -118,7 +118,7 @@ class Mirror:
     def end(self) -> None:
         """Upload what is left, and end the claim. Raises UserError, in a hurry not for the storage."""
         if self._renewing is not None:
-            self._renewing.drop()
+            self._renewing.kill()
         try:
             self(last=True)
         except storage.StorageFault:
