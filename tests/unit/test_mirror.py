@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Renewing:
     """Renews nothing: a test does so itself."""
 
-    def drop(self) -> None:
+    def kill(self) -> None:
         pass
 
 
