@@ -28,7 +28,7 @@ check 'ruff format' "$python" -m ruff format --check .
 exec 3< <("$python" -m mypy 2>&1)
 mypy=$!
 types() {
-  printf '%s\n' "$(<&3)"
+  cat <&3
   wait "$mypy"
 }
 # each worker has a block of the tests, which share fixtures, and takes of another's when it is through
