@@ -23,7 +23,7 @@ from dataset.scan.manifest import printable
 from dataset.stores.folder import Folder
 
 RULE = 2
-"""Of how files are drawn: 1 parted copies, which a checkpoint without a rule has had."""
+"""The version of how files are drawn. Version 1 parted copies; a checkpoint that names none was drawn by it."""
 SKETCH = 64
 """Images by which the data of a checkpoint are known again."""
 SHOWN = 10

@@ -43,7 +43,7 @@ is said by the storage, the network or the machine, and would be said of any fil
 PAUSES_S = (1.0, 4.0, 10.0)
 """Seconds before a read that the storage has failed is tried again: three times, within 15 s."""
 ENDING_S = (1.0, 4.0)
-"""The same of the last checkpoint, which a run that is told to end has to write within seconds."""
+"""How long the last checkpoint is tried again: a run that is told to end has to write it within seconds."""
 GO_ON = "go on with --resume auto once the storage is well"
 SCAN_AGAIN = "nothing was kept of this scan: mend that, and start again"
 PIECE = 1 << 20

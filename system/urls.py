@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 VARIABLE = "SATURATE_URLS"
-"""Of the environment: whole URLs whose secrets are known. Processes that this one starts find them there, too."""
+"""The environment variable that holds whole URLs whose secrets are known, for this process and those it starts."""
 MARK = "***"
 """Stands for a secret."""
 BUCKETS = ("s3", "gs", "gcs")

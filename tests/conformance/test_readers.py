@@ -69,7 +69,7 @@ def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
 
 @pytest.mark.parametrize("length", [100, 4_000, 1_000_000])
 def test_a_png_of_which_zeros_took_a_part_is_refused(length: int) -> None:
-    """As of a copy that was cut off, to a disk that had kept the room: Pillow itself goes on in black.
+    """A copy was cut off, to a disk that had kept the room: Pillow itself goes on in black.
 
     Every loader leaves PNGs to this reader, or refused ones.
     """

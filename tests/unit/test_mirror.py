@@ -183,7 +183,7 @@ def test_an_upload_that_broke_off(
 def test_a_copy_that_breaks_off_on_a_disk_leaves_the_last_one_whole(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a folder that is a URL, as file:///mnt/share/run."""
+    """A folder may be a URL, such as file:///mnt/share/run."""
     copyfile = shutil.copyfile
 
     def torn(here: str, there: str) -> None:
