@@ -151,6 +151,7 @@ class Checkpoints:
             wrong = _not_finite(self._state())
         # a checkpoint waits for the device anyhow, so a step need not look
         if wrong := self.world.gather(wrong[:1])[0]:
+            self.wait()  # `saved` is that of the write under way
             said = f"{wrong[0]} is not finite after step {progress.step:,}"
             kept = f"last.pt has step {self.saved:,}" if self.saved else "no last.pt"
             remedy = precisions.remedy(self.step.precision)
@@ -270,6 +271,7 @@ class Checkpoints:
     @property
     def where(self) -> str:
         """Say, on rank 0, where the run goes on once it has ended."""
+        self.wait()
         if not self.saved:
             return "there is no last.pt yet: the same command begins anew"
         again = f"the same command and --output {self.folder} --resume auto"

@@ -369,6 +369,13 @@ def test_what_is_not_finite_behind_a_finite_loss_is_never_saved(
     what: str, snapshots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = unkillable.Memory()
+    write = checkpoint.write
+
+    def write_slowly(path: Path, content: dict[str, Any]) -> None:
+        time.sleep(0.2)  # last.pt is under way while the next steps are taken
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint, "write", write_slowly)
     if snapshots:
         monkeypatch.setattr(unkillable, "memory", memory)
     # beside a validation that is not settled there are no snapshots
