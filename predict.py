@@ -8,21 +8,21 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from contracts import UserError, counted
-from dataset.unlabelled import open_unlabelled
-from engine import memory, precision
-from engine.checkpoint import Resume
-from engine.distributed import ProcessWorld, Vote
-from engine.evaluate import evaluate
-from engine.stop import StopRequest
-from loaders import open_loader
-from report import record
-from report.console import Console
-from settings.config import Config
-from system import fonts
-from tasks import architecture, kind_of
-from tasks.initial_state import Start
-from tasks.kind import Asked
+from saturate.contracts import UserError, counted
+from saturate.dataset.unlabelled import open_unlabelled
+from saturate.engine import memory, precision
+from saturate.engine.checkpoint import Resume
+from saturate.engine.distributed import ProcessWorld, Vote
+from saturate.engine.evaluate import evaluate
+from saturate.engine.stop import StopRequest
+from saturate.loaders import open_loader
+from saturate.report import record
+from saturate.report.console import Console
+from saturate.settings.config import Config
+from saturate.system import fonts
+from saturate.tasks import architecture, kind_of
+from saturate.tasks.initial_state import Start
+from saturate.tasks.kind import Asked
 
 
 class Mirrored(nn.Module):

@@ -8,21 +8,22 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 
-from settings import preflight
+from saturate.settings import preflight
 
 INTERRUPT = preflight.begin("train.py")
-from engine.distributed import ProcessWorld, leave, prepare_process  # noqa: E402
+from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # noqa: E402
 
 # isort: split
 # the import above sets OpenMP's variables, and torch loads it
 import torch  # noqa: E402
 
-from contracts import Split  # noqa: E402
-from dataset.model_classes import ModelClasses  # noqa: E402
-from dataset.open import cache_folder  # noqa: E402
-from dataset.stores.mirror import Mirror, mirrored  # noqa: E402
-from dataset.val_split import Trained, sketched  # noqa: E402
-from engine import (  # noqa: E402
+from predict import predict  # noqa: E402
+from saturate.contracts import Split  # noqa: E402
+from saturate.dataset.model_classes import ModelClasses  # noqa: E402
+from saturate.dataset.open import cache_folder  # noqa: E402
+from saturate.dataset.stores.mirror import Mirror, mirrored  # noqa: E402
+from saturate.dataset.val_split import Trained, sketched  # noqa: E402
+from saturate.engine import (  # noqa: E402
     autotune,
     exit_codes,
     graphed,
@@ -31,25 +32,24 @@ from engine import (  # noqa: E402
     schedules,
     unkillable,
 )
-from engine.checkpoint import Checkpoints, Resume, set_aside  # noqa: E402
-from engine.failures import Failures  # noqa: E402
-from engine.loop import Training  # noqa: E402
-from engine.step import Step  # noqa: E402
-from engine.validation import Validation  # noqa: E402
-from loaders import first_batches, open_loader, require_files  # noqa: E402
-from models import AUXILIARY_WEIGHTS, Unusable  # noqa: E402
-from plan import draws  # noqa: E402
-from predict import predict  # noqa: E402
-from report import ceilings, record  # noqa: E402
-from report.console import Console  # noqa: E402
-from report.hardware import sources, versions  # noqa: E402
-from report.meter import Meter  # noqa: E402
-from report.phases import Phases  # noqa: E402
-from report.profile import profiler  # noqa: E402
-from report.reporter import Reporter  # noqa: E402
-from report.sinks import require_trackers  # noqa: E402
-from report.summary import describe, left_out, rejected  # noqa: E402
-from settings.config import (  # noqa: E402
+from saturate.engine.checkpoint import Checkpoints, Resume, set_aside  # noqa: E402
+from saturate.engine.failures import Failures  # noqa: E402
+from saturate.engine.loop import Training  # noqa: E402
+from saturate.engine.step import Step  # noqa: E402
+from saturate.engine.validation import Validation  # noqa: E402
+from saturate.loaders import first_batches, open_loader, require_files  # noqa: E402
+from saturate.models import AUXILIARY_WEIGHTS, Unusable  # noqa: E402
+from saturate.plan import draws  # noqa: E402
+from saturate.report import ceilings, record  # noqa: E402
+from saturate.report.console import Console  # noqa: E402
+from saturate.report.hardware import sources, versions  # noqa: E402
+from saturate.report.meter import Meter  # noqa: E402
+from saturate.report.phases import Phases  # noqa: E402
+from saturate.report.profile import profiler  # noqa: E402
+from saturate.report.reporter import Reporter  # noqa: E402
+from saturate.report.sinks import require_trackers  # noqa: E402
+from saturate.report.summary import describe, left_out, rejected  # noqa: E402
+from saturate.settings.config import (  # noqa: E402
     Config,
     alike,
     build,
@@ -60,14 +60,14 @@ from settings.config import (  # noqa: E402
     preset_of,
     recipe,
 )
-from settings.run import Run  # noqa: E402
-from system.resources import cores  # noqa: E402
-from system.timeline import Timeline  # noqa: E402
-from system.triton_kernels import hash_ahead  # noqa: E402
-from tasks import architecture, compared, kind_of, tables  # noqa: E402
-from tasks._distillation import Distilled, read_teacher  # noqa: E402
-from tasks.initial_state import Start  # noqa: E402
-from tasks.kind import TaskKind  # noqa: E402
+from saturate.settings.run import Run  # noqa: E402
+from saturate.system.resources import cores  # noqa: E402
+from saturate.system.timeline import Timeline  # noqa: E402
+from saturate.system.triton_kernels import hash_ahead  # noqa: E402
+from saturate.tasks import architecture, compared, kind_of, tables  # noqa: E402
+from saturate.tasks._distillation import Distilled, read_teacher  # noqa: E402
+from saturate.tasks.initial_state import Start  # noqa: E402
+from saturate.tasks.kind import TaskKind  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads

@@ -25,19 +25,19 @@ from torch.utils.data import DataLoader
 
 from benchmarks._suite import Point
 from benchmarks.baselines import augmentations, dali, nvdec, pytorch
-from contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
-from dataset.open import cache_folder, list_of, open_split
-from dataset.stores.folder import Folder
-from loaders import Medium, open_loader, usable
-from loaders.images.decoders import READERS
-from plan.augment import UNTOUCHED, Augment, Auto, Jitter
-from plan.clips import ClipPlan, ClipPolicy
-from plan.images import ImagePlan, ImagePolicy
-from settings.cli import one_of
-from settings.config import Config
-from tasks import TASKS, kind_named
-from tasks.classification import Classification
-from tasks.video import KIND, Video
+from saturate.contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
+from saturate.dataset.open import cache_folder, list_of, open_split
+from saturate.dataset.stores.folder import Folder
+from saturate.loaders import Medium, open_loader, usable
+from saturate.loaders.images.decoders import READERS
+from saturate.plan.augment import UNTOUCHED, Augment, Auto, Jitter
+from saturate.plan.clips import ClipPlan, ClipPolicy
+from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.settings.cli import one_of
+from saturate.settings.config import Config
+from saturate.tasks import TASKS, kind_named
+from saturate.tasks.classification import Classification
+from saturate.tasks.video import KIND, Video
 
 Decode = Callable[[bytes], Array]
 Epochs = Callable[[int], Iterator[int]]
@@ -104,7 +104,9 @@ def open_data(data: Path, medium: Medium) -> Split:
     """Open the split to train on, of --data as train.py has it. Raises UserError."""
     if medium == "images":
         return open_split(data / "train")
-    from dataset.videos.scan import open_videos  # with PyAV, which images do without
+    from saturate.dataset.videos.scan import (
+        open_videos,  # with PyAV, which images do without
+    )
 
     videos = list_of(data, "train") or data / "train"
     columns = open_videos(videos, cache=cache_folder(None))
@@ -400,7 +402,7 @@ def _clips(loop: Loop) -> Epochs:
 
 
 def _nvdec(loop: Loop) -> Epochs:
-    from loaders.videos._engines import capabilities, import_codec
+    from saturate.loaders.videos._engines import capabilities, import_codec
 
     asked, gpu = loop.asked, loop.world.device.index or 0
     codec = import_codec()

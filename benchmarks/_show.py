@@ -22,7 +22,7 @@ from benchmarks._suite import (
     value,
     versions_of,
 )
-from report.record import replace
+from saturate.report.record import replace
 
 LONGEST = 200
 """Most characters of the reason why a row has no figure."""

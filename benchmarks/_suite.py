@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 from pydantic import PositiveInt
 
 from benchmarks._process import ROOT, ran
-from contracts import UserError
-from report import record
-from report.meter import spread
-from settings.cli import Settings
-from settings.types import NotNegative
+from saturate.contracts import UserError
+from saturate.report import record
+from saturate.report.meter import spread
+from saturate.settings.cli import Settings
+from saturate.settings.types import NotNegative
 
 LEAST = 3
 """Repeats (windows, passes) below which a figure is not shown."""

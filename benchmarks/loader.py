@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 # before torch: see there
-from engine.distributed import ProcessWorld, cores, prepare_process
+from saturate.engine.distributed import ProcessWorld, cores, prepare_process
 
 # isort: split
 import numpy as np
@@ -54,13 +54,13 @@ from benchmarks._suite import (
     require_gpus,
 )
 from benchmarks.train import require_data
-from contracts import UserError
-from loaders import Medium
-from report import hardware
-from report.meter import Meter, spread
-from settings.cli import one_of
-from settings.config import parse
-from settings.types import NotNegative
+from saturate.contracts import UserError
+from saturate.loaders import Medium
+from saturate.report import hardware
+from saturate.report.meter import Meter, spread
+from saturate.settings.cli import one_of
+from saturate.settings.config import parse
+from saturate.settings.types import NotNegative
 
 DEFAULTS: dict[Medium, dict[str, int]] = {
     "images": {"batch_size": 32, "image_size": 640},

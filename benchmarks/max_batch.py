@@ -45,14 +45,14 @@ from benchmarks.train import (
     require_data,
     words,
 )
-from contracts import UserError
-from engine.distributed import cores
-from engine.precision import choose
-from report import hardware
-from settings.cli import FolderOrUrl
-from settings.types import Share
-from tasks import architecture
-from tasks.classification import KIND
+from saturate.contracts import UserError
+from saturate.engine.distributed import cores
+from saturate.engine.precision import choose
+from saturate.report import hardware
+from saturate.settings.cli import FolderOrUrl
+from saturate.settings.types import Share
+from saturate.tasks import architecture
+from saturate.tasks.classification import KIND
 
 GRID = 8
 """Batches above it are multiples of it."""

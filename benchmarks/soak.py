@@ -39,15 +39,15 @@ from benchmarks._suite import (
     measuring,
 )
 from benchmarks.train import require_data
-from contracts import Feed, Loader, UserError
-from engine.distributed import ProcessWorld, cores, prepare_process
-from loaders import open_loader
-from report.hardware import device_gib, hardware, host_gib, versions
-from report.meter import Meter, spread
-from report.record import replace as write
-from settings.config import parse
-from settings.types import NotNegative
-from tasks import kind_named
+from saturate.contracts import Feed, Loader, UserError
+from saturate.engine.distributed import ProcessWorld, cores, prepare_process
+from saturate.loaders import open_loader
+from saturate.report.hardware import device_gib, hardware, host_gib, versions
+from saturate.report.meter import Meter, spread
+from saturate.report.record import replace as write
+from saturate.settings.config import parse
+from saturate.settings.types import NotNegative
+from saturate.tasks import kind_named
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""

@@ -31,15 +31,15 @@ from benchmarks._suite import (
     ratio,
     require_gpus,
 )
-from contracts import RateWindow, UserError
-from dataset.open import holds, require_splits
-from engine import precision
-from engine.distributed import default_workers
-from report.meter import bound, spread, steady
-from report.summary import PHASES
-from settings.cli import FolderOrUrl, one_of
-from settings.config import Config, parse
-from tasks import TASKS, architecture, kind_named, kind_of
+from saturate.contracts import RateWindow, UserError
+from saturate.dataset.open import holds, require_splits
+from saturate.engine import precision
+from saturate.engine.distributed import default_workers
+from saturate.report.meter import bound, spread, steady
+from saturate.report.summary import PHASES
+from saturate.settings.cli import FolderOrUrl, one_of
+from saturate.settings.config import Config, parse
+from saturate.tasks import TASKS, architecture, kind_named, kind_of
 
 BY_HAND = "by hand: "
 LOOPS = {

@@ -23,10 +23,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal
 
-from contracts import Batch, Feed, Loader, Source, UserError
-from loaders._bundles import Bundles, bundled
-from plan import bundles
-from plan.epoch import EpochPlan
+from saturate.contracts import Batch, Feed, Loader, Source, UserError
+from saturate.loaders._bundles import Bundles, bundled
+from saturate.plan import bundles
+from saturate.plan.epoch import EpochPlan
 
 
 class Undecodable(ValueError):
@@ -67,29 +67,29 @@ class LoaderSpec:
 LOADERS: dict[str, LoaderSpec] = {
     spec.name: spec
     for spec in (
-        LoaderSpec(name="torchvision", media=("images",), module="loaders.images.torchvision",
+        LoaderSpec(name="torchvision", media=("images",), module="saturate.loaders.images.torchvision",
                    transforms=True, exact=True, preference=1),
-        LoaderSpec(name="dali-cpu", media=("images",), module="loaders.images.dali_cpu",
+        LoaderSpec(name="dali-cpu", media=("images",), module="saturate.loaders.images.dali_cpu",
                    packages=("nvidia.dali",), opens_files=True),
-        LoaderSpec(name="dali-gpu", media=("images",), module="loaders.images.dali_gpu",
+        LoaderSpec(name="dali-gpu", media=("images",), module="saturate.loaders.images.dali_gpu",
                    packages=("nvidia.dali",), gpu="must", opens_files=True, preference=3),
-        LoaderSpec(name="dali-fed", media=("images",), module="loaders.images.dali_fed",
+        LoaderSpec(name="dali-fed", media=("images",), module="saturate.loaders.images.dali_fed",
                    packages=("nvidia.dali",), gpu="may", preference=2),
-        LoaderSpec(name="pyav", media=("videos",), module="loaders.videos.pyav",
+        LoaderSpec(name="pyav", media=("videos",), module="saturate.loaders.videos.pyav",
                    exact=True, preference=1),
-        LoaderSpec(name="decord", media=("videos",), module="loaders.videos.decord",
+        LoaderSpec(name="decord", media=("videos",), module="saturate.loaders.videos.decord",
                    packages=("decord",), opens_files=True),
-        LoaderSpec(name="nvdec", media=("videos",), module="loaders.videos.nvdec",
+        LoaderSpec(name="nvdec", media=("videos",), module="saturate.loaders.videos.nvdec",
                    packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True),
-        LoaderSpec(name="nvdec+pyav", media=("videos",), module="loaders.videos.nvdec",
+        LoaderSpec(name="nvdec+pyav", media=("videos",), module="saturate.loaders.videos.nvdec",
                    packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True, preference=2),
-        LoaderSpec(name="dali-video", media=("videos",), module="loaders.videos.dali_video",
+        LoaderSpec(name="dali-video", media=("videos",), module="saturate.loaders.videos.dali_video",
                    packages=("nvidia.dali",), gpu="must", opens_files=True),
-        LoaderSpec(name="torchcodec-cuda", media=("videos",), module="loaders.videos.torchcodec_cuda",
+        LoaderSpec(name="torchcodec-cuda", media=("videos",), module="saturate.loaders.videos.torchcodec_cuda",
                    packages=("torchcodec",), gpu="must", opens_files=True),
-        LoaderSpec(name="paired", media=("pairs",), module="loaders.pairs.paired",
+        LoaderSpec(name="paired", media=("pairs",), module="saturate.loaders.pairs.paired",
                    exact=True, preference=1),
-        LoaderSpec(name="synthetic", media=("images", "videos", "pairs"), module="loaders.synthetic"),
+        LoaderSpec(name="synthetic", media=("images", "videos", "pairs"), module="saturate.loaders.synthetic"),
     )
 }
 # fmt: on

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Batch, Feed, Loader, Rows
-from plan.bundles import Bundled, cut
+from saturate.contracts import Array, Batch, Feed, Loader, Rows
+from saturate.plan.bundles import Bundled, cut
 
 
 class Bundles:

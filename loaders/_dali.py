@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from contracts import UserError
-from system.processes import uninterrupted
+from saturate.contracts import UserError
+from saturate.system.processes import uninterrupted
 
 NO_MEMORY = (
     "out of memory",

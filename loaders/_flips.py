@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from contracts import Array, Rows
-from plan.geometry import FLIP, MIRROR, TRANSPOSE, upright, whole_turns
+from saturate.contracts import Array, Rows
+from saturate.plan.geometry import FLIP, MIRROR, TRANSPOSE, upright, whole_turns
 
 ToDevice = Callable[[list[Array]], list[torch.Tensor]]
 """Copies host arrays to the device, which waits for them and lets the host go on."""

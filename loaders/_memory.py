@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array
+from saturate.contracts import Array
 
 ALIGNED = 16  # bytes: numbers of every dtype may begin there
 

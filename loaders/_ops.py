@@ -15,10 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from contracts import Array
-from loaders._flips import ToDevice
-from plan.ops import BLUR_SIDE, GREY, PERMUTATIONS, WIDTH, Op
-from system.triton_kernels import kernels
+from saturate.contracts import Array
+from saturate.loaders._flips import ToDevice
+from saturate.plan.ops import BLUR_SIDE, GREY, PERMUTATIONS, WIDTH, Op
+from saturate.system.triton_kernels import kernels
 
 Operation = Callable[..., torch.Tensor]
 """(levels float32 [B, H, W, 3], its numbers, each [B, 1, 1, 1]) -> levels of the same shape."""
@@ -86,7 +86,9 @@ def _kernel(device: torch.device) -> Any:
             numbers[..., 0].fill_(operations[0])
             way(torch.zeros(1, 2, 2, 3, device=device), numbers, 0, row)
 
-    return kernels("loaders._ops_kernel", build, "operations on pixels take more steps")
+    return kernels(
+        "saturate.loaders._ops_kernel", build, "operations on pixels take more steps"
+    )
 
 
 def _whole(levels: torch.Tensor) -> torch.Tensor:

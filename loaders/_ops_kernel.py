@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plan.ops import GREY, Op
+from saturate.plan.ops import GREY, Op
 
 SIZE = 2048
 """Pixels, or numbers of noise, that a program of _in_place has at once."""

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Feed, Rows
-from loaders._flips import images_shape, turned
-from loaders._memory import to_device
-from loaders._ops import operated
-from plan.geometry import transposed, whole_turns
-from system.triton_kernels import kernels
+from saturate.contracts import Array, Batch, Feed, Rows
+from saturate.loaders._flips import images_shape, turned
+from saturate.loaders._memory import to_device
+from saturate.loaders._ops import operated
+from saturate.plan.geometry import transposed, whole_turns
+from saturate.system.triton_kernels import kernels
 
 # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
 PIECE = 1 << 25
@@ -144,7 +144,9 @@ def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
         image = torch.empty_like(level, dtype=dtype)
         kernel.finished(level, table, level.view(-1)[:1], image)
 
-    return kernels("loaders._postprocess_kernel", build, "batches take more launches")
+    return kernels(
+        "saturate.loaders._postprocess_kernel", build, "batches take more launches"
+    )
 
 
 def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plan import geometry
+from saturate.plan import geometry
 
 SIZE = 1024
 """Numbers that a program writes."""

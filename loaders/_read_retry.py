@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from contracts import Array, Source, UserError
-from system import storage
+from saturate.contracts import Array, Source, UserError
+from saturate.system import storage
 
 Result = TypeVar("Result")
 NAMED = 3

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from contracts import StageSeconds
+from saturate.contracts import StageSeconds
 
 Item = TypeVar("Item")
 

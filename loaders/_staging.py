@@ -24,11 +24,19 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Counts, Feed, Rows, StageSeconds, do_nothing
-from loaders._flips import images_shape
-from loaders._memory import fitted, too_small
-from loaders._postprocess import Finish
-from loaders._stages import Laps, Stages
+from saturate.contracts import (
+    Array,
+    Batch,
+    Counts,
+    Feed,
+    Rows,
+    StageSeconds,
+    do_nothing,
+)
+from saturate.loaders._flips import images_shape
+from saturate.loaders._memory import fitted, too_small
+from saturate.loaders._postprocess import Finish
+from saturate.loaders._stages import Laps, Stages
 
 Item = TypeVar("Item")
 # At most so many copies to the device are under way: the memory of the third-last batch may be reused.

@@ -35,13 +35,20 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from contracts import Array, Rows, UserError
-from loaders._read_retry import NONE, Marks, mark
-from loaders._stages import Laps, Stages, lap, use
-from plan.bundles import some
-from plan.geometry import upright
-from system.processes import LOOK_S, Fork, Stop, begin, killed_if_late, starting
-from system.resources import memory_bytes
+from saturate.contracts import Array, Rows, UserError
+from saturate.loaders._read_retry import NONE, Marks, mark
+from saturate.loaders._stages import Laps, Stages, lap, use
+from saturate.plan.bundles import some
+from saturate.plan.geometry import upright
+from saturate.system.processes import (
+    LOOK_S,
+    Fork,
+    Stop,
+    begin,
+    killed_if_late,
+    starting,
+)
+from saturate.system.resources import memory_bytes
 
 PREFETCH = 4
 """Parts under way a worker."""

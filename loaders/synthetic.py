@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from contracts import Batch, Counts, Feed, Rows, StageSeconds
-from loaders._postprocess import DTYPES, batch_of
-from loaders._staging import Staged, hand_over, sleeping_event
-from plan.patches import HIGH
+from saturate.contracts import Batch, Counts, Feed, Rows, StageSeconds
+from saturate.loaders._postprocess import DTYPES, batch_of
+from saturate.loaders._staging import Staged, hand_over, sleeping_event
+from saturate.plan.patches import HIGH
 
 
 class Synthetic:

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from models._nms_kernel import corners, iou
+from saturate.models._nms_kernel import corners, iou
 
 BLOCK = 256
 """Default boxes that a program has in registers."""

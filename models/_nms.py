@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torchvision.ops import nms
 
-from system.triton_kernels import kernels
+from saturate.system.triton_kernels import kernels
 
 
 def survivors(
@@ -48,5 +48,7 @@ def _kernel(device: torch.device) -> Any:
         kernel.survivors(boxes, boxes[..., 0] == 0, 0.5)
 
     return kernels(
-        "models._nms_kernel", build, "boxes are suppressed group by group, slowly"
+        "saturate.models._nms_kernel",
+        build,
+        "boxes are suppressed group by group, slowly",
     )

@@ -22,8 +22,8 @@ from torchvision.models.detection.roi_heads import keypointrcnn_loss, maskrcnn_l
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import roi_align
 
-from models._nms import survivors
-from models._ssd import chunks, encode, iou, on_device
+from saturate.models._nms import survivors
+from saturate.models._ssd import chunks, encode, iou, on_device
 
 Targets = Sequence[dict[str, torch.Tensor]]
 Losses = dict[str, torch.Tensor]

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.models.detection.image_list import ImageList
 
-from models._nms import has_kernels, survivors
+from saturate.models._nms import has_kernels, survivors
 
 Targets = Sequence[dict[str, torch.Tensor]] | dict[str, torch.Tensor]
 """A dict an image; or one of "boxes" [B, N, 4] and "labels" [B, N] of all, 0 where an image has no box."""
@@ -116,7 +116,7 @@ def match(
     """
     places = there.shape[1]
     if has_kernels(boxes.device):
-        from models import _match_kernel  # with Triton
+        from saturate.models import _match_kernel  # with Triton
 
         matched, best = _match_kernel.match(defaults, boxes, there, threshold)
     else:

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from models import Loaded, Unusable
-from system import torch_files
-from system.user_files import open_bytes
+from saturate.models import Loaded, Unusable
+from saturate.system import torch_files
+from saturate.system.user_files import open_bytes
 
 TRAINED = ("state_dict", "model", "model_state_dict", "net", "state", "params")
 """Keys under which files have the weights that were trained; others are taken if there are none of these."""

@@ -9,8 +9,8 @@ from typing import Any
 import torchvision
 from torch import nn
 
-from models import AUXILIARY_WEIGHTS, Loaded, Native
-from models._weights import (
+from saturate.models import AUXILIARY_WEIGHTS, Loaded, Native
+from saturate.models._weights import (
     batches,
     categories,
     dry_run,

@@ -22,11 +22,11 @@ from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.misc import FrozenBatchNorm2d
 from torchvision.ops.poolers import _setup_scales
 
-from models import Loaded, Native, Unusable, _rcnn, _ssd
-from models._anchors import Anchors
-from models._finite import FiniteImages
-from models._tiny_detector import LONGER, SIZE, tiny
-from models._weights import (
+from saturate.models import Loaded, Native, Unusable, _rcnn, _ssd
+from saturate.models._anchors import Anchors
+from saturate.models._finite import FiniteImages
+from saturate.models._tiny_detector import LONGER, SIZE, tiny
+from saturate.models._weights import (
     Weights,
     batches,
     categories,

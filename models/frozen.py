@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from models import Unusable
+from saturate.models import Unusable
 
 
 def freeze(module: nn.Module, pattern: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from models import Loaded, Native, Unusable
-from models._weights import load
+from saturate.models import Loaded, Native, Unusable
+from saturate.models._weights import load
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from models import Unusable
+from saturate.models import Unusable
 
 LISTS = (nn.Sequential, nn.ModuleList)
 NORM = nn.modules.batchnorm._BatchNorm

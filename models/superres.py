@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from models import Loaded, Native
-from models._weights import dry_run, load, suiting
+from saturate.models import Loaded, Native
+from saturate.models._weights import dry_run, load, suiting
 
 LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)
 """Weights of red, green and blue in the Y of MATLAB's rgb2ycbcr (ITU-R BT.601), for values in [0, 1]."""

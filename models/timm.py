@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from models import Loaded, Native, Unusable
-from models._weights import (
+from saturate.models import Loaded, Native, Unusable
+from saturate.models._weights import (
     Weights,
     batches,
     dry_run,

@@ -7,8 +7,8 @@ import torchvision
 from torch import nn
 from torchvision.models.video.resnet import BasicBlock, Conv3DSimple, VideoResNet
 
-from models import Loaded, Native
-from models._weights import (
+from saturate.models import Loaded, Native
+from saturate.models._weights import (
     batches,
     categories,
     dry_run,

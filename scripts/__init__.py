@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from system.urls import taken
-from system.user_files import local_path
+from saturate.system.urls import taken
+from saturate.system.user_files import local_path
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # here, since it imports NumPy, which the doctor is to look at
-        from contracts import one_line
+        from saturate.contracts import one_line
 
         self.exit(
             2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n"
@@ -40,7 +40,10 @@ def exit_code(name: str, work: Callable[[], int], *mistakes: type[Exception]) ->
 
     A mistake is one line on stderr.
     """
-    from contracts import UserError, one_line  # late: doctor imports nothing large
+    from saturate.contracts import (  # late: doctor imports nothing large
+        UserError,
+        one_line,
+    )
 
     try:
         return work()

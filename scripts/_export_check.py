@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torchvision.ops import box_iou
 
-from contracts import Array, Feed, Rows, Split, Task, UserError
-from loaders import open_loader
-from loaders.images.decoders import shown_rgb
-from plan.epoch import exif_of
-from plan.geometry import boxes_to_image
+from saturate.contracts import Array, Feed, Rows, Split, Task, UserError
+from saturate.loaders import open_loader
+from saturate.loaders.images.decoders import shown_rgb
+from saturate.plan.epoch import exif_of
+from saturate.plan.geometry import boxes_to_image
 
 CHECKED = 16
 """Images or clips on which the file is compared with --predict."""
@@ -92,9 +92,9 @@ def image(split: Split, row: Rows) -> Array:
 def clip(split: Split, row: Rows) -> Array:
     """Return the frames of a row, uint8 [T, H, W, 3], as they are displayed."""
     # with PyAV and numba, which images do without
-    from loaders.videos._planes import pixels_of
-    from loaders.videos._worker import checked
-    from loaders.videos.pyav import Pyav
+    from saturate.loaders.videos._planes import pixels_of
+    from saturate.loaders.videos._worker import checked
+    from saturate.loaders.videos.pyav import Pyav
 
     sample = int(row.ids[0])
     assert row.frames is not None

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from plan.boxes import STRIDE, DetectionPolicy
-from plan.clips import ClipPolicy
-from plan.images import ImagePolicy
+from saturate.plan.boxes import STRIDE, DetectionPolicy
+from saturate.plan.clips import ClipPolicy
+from saturate.plan.images import ImagePolicy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,7 +192,7 @@ def nvdec() -> Row:
 
 def reader() -> Row:
     """Ask what `--reader auto` takes: the fastest decoder of JPEGs with PIL's pixels."""
-    from loaders.images.decoders import choose
+    from saturate.loaders.images.decoders import choose
 
     chosen = choose("auto")
     codec = ", ".join(builds("nvidia-nvimgcodec-cu")) or "no nvImageCodec"
@@ -205,7 +205,7 @@ def reader() -> Row:
 
 def loaders() -> Row:
     """Say which loaders of the table find their packages and a GPU here."""
-    from loaders import LOADERS
+    from saturate.loaders import LOADERS
 
     gpu = bool(driver()[0])
     here, absent = [], []
@@ -236,7 +236,7 @@ def cores() -> Row:
     """Count the cores for each GPU: 16 feed a ResNet-50 on one H200 (docs/benchmarks/train.md)."""
     import torch
 
-    from system import resources
+    from saturate.system import resources
 
     usable = resources.cores()
     gpus = torch.cuda.device_count()
@@ -250,7 +250,7 @@ def memory() -> Row:
     """Compare the memory, or the container's limit, with what the workers of a rank take."""
     import torch
 
-    from system.resources import memory_bytes
+    from saturate.system.resources import memory_bytes
 
     gib = memory_bytes() / GIB
     remedy = "fewer --workers, or a higher limit (docker run --memory)"
@@ -262,8 +262,8 @@ def shm() -> Row:
     """Compare /dev/shm with what the queues of workers take, and with what NCCL does."""
     import torch
 
-    from loaders._workers import QUEUES_BYTES
-    from report.hardware import shm_free_bytes
+    from saturate.loaders._workers import QUEUES_BYTES
+    from saturate.report.hardware import shm_free_bytes
 
     mib = shm_free_bytes() / MIB
     needed = QUEUES_BYTES / MIB * max(torch.cuda.device_count(), 1)

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.progress import track
 
-from contracts import UserError
+from saturate.contracts import UserError
+from saturate.system.processes import results
 from scripts import Parser, exit_code
-from system.processes import results
 
 Key = tuple[int, int, int]
 """Split, label and index of a drawn file: with the seed, all that its bytes depend on."""

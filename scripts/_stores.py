@@ -15,12 +15,12 @@ import lmdb
 import numpy as np
 import pyarrow
 
-from contracts import UserError
-from dataset.scan.manifest import printable
-from dataset.stores.bucket import ORDER
-from dataset.stores.lmdb import ABOUT, LONGEST_KEY, samples_of
-from dataset.stores.tar import IMAGES
-from system.user_files import below, create, is_foreign
+from saturate.contracts import UserError
+from saturate.dataset.scan.manifest import printable
+from saturate.dataset.stores.bucket import ORDER
+from saturate.dataset.stores.lmdb import ABOUT, LONGEST_KEY, samples_of
+from saturate.dataset.stores.tar import IMAGES
+from saturate.system.user_files import below, create, is_foreign
 
 FIRST_MAP = 1 << 28
 """Bytes of an LMDB; doubled whenever they are full."""

@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import cast
 
-from contracts import UserError
-from models import Registry, Unusable
+from saturate.contracts import UserError
+from saturate.models import Registry, Unusable
+from saturate.tasks import TASKS, kind_named
 from scripts import Parser, exit_code
-from tasks import TASKS, kind_named
 
 
 def listed(pattern: str) -> int:

@@ -19,9 +19,9 @@ from rich.console import Console
 from benchmarks._process import ending_on_signals
 from benchmarks._show import show
 from benchmarks._suite import Suite, run
-from contracts import UserError, one_line
-from settings.cli import flags, one_of
-from system.urls import taken
+from saturate.contracts import UserError, one_line
+from saturate.settings.cli import flags, one_of
+from saturate.system.urls import taken
 
 SUITES = {
     "train": "benchmarks.train",

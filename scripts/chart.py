@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts import UserError
+from saturate.contracts import UserError
 from scripts import Parser, exit_code
 
 COLOURS = {

@@ -33,20 +33,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Split, Task, UserError, one_line, utf8
-from dataset.open import open_splits
-from dataset.unlabelled import open_unlabelled
-from engine.checkpoint import Resume
-from models import Unusable
-from plan.clips import ClipPlan
-from report.console import BEYOND_BOXES, Console
+from saturate.contracts import Array, Split, Task, UserError, one_line, utf8
+from saturate.dataset.open import open_splits
+from saturate.dataset.unlabelled import open_unlabelled
+from saturate.engine.checkpoint import Resume
+from saturate.models import Unusable
+from saturate.plan.clips import ClipPlan
+from saturate.report.console import BEYOND_BOXES, Console
+from saturate.settings.config import given, parse
+from saturate.tasks import architecture, kind_of
+from saturate.tasks.initial_state import Start
+from saturate.tasks.kind import TaskKind
 from scripts import Parser, _export_check, exit_code
 from scripts._export_check import Run, Sample, Verdict
 from scripts._preprocessing import FILTERS, Clips, Detections, Images, Preprocessed
-from settings.config import given, parse
-from tasks import architecture, kind_of
-from tasks.initial_state import Start
-from tasks.kind import TaskKind
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts import UserError
+from saturate.contracts import UserError
+from saturate.system.user_files import below, read_text
 from scripts import Parser, exit_code
 from scripts.link_set import filled
-from system.user_files import below, read_text
 
 ARCHIVES = ("devkit_t12.tar.gz", "img_train.tar", "img_val.tar")
 KAGGLE = "ILSVRC/Data/CLS-LOC"

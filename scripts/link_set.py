@@ -25,9 +25,9 @@ from typing import Any
 # also when it is started as a file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from saturate.system.user_files import read_text
 from scripts import Parser, exit_code
 from scripts._sets import whole
-from system.user_files import read_text
 
 KINDS = ("instances", "person_keypoints")
 TRAIN = "train2017"

@@ -22,15 +22,15 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Source, Split, UserError, counted
-from dataset.open import open_splits
-from dataset.stores import source_named
-from report.console import Console
+from saturate.contracts import Source, Split, UserError, counted
+from saturate.dataset.open import open_splits
+from saturate.dataset.stores import source_named
+from saturate.report.console import Console
+from saturate.settings.config import GROUP_OF, build
+from saturate.system import storage
 from scripts import Parser, exit_code
 from scripts._stores import FORMATS, Packed, Writer, require
 from scripts.link_set import filled
-from settings.config import GROUP_OF, build
-from system import storage
 
 Say = Callable[[int, int, str], None]
 THREADS = 16

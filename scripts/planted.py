@@ -28,9 +28,9 @@ import yaml
 from PIL import Image
 
 from benchmarks._process import ending_on_signals, ran
-from contracts import Array, UserError
+from saturate.contracts import Array, UserError
+from saturate.settings.cli import Settings, flags
 from scripts._sets import whole
-from settings.cli import Settings, flags
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 240

@@ -30,8 +30,10 @@ import yaml
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
 from benchmarks.train import words
-from contracts import UserError, counted, one_line
-from report import record
+from saturate.contracts import UserError, counted, one_line
+from saturate.report import record
+from saturate.settings import cli
+from saturate.settings.cli import Settings, one_of
 from scripts import (
     demo_set,
     demo_superres,
@@ -41,8 +43,6 @@ from scripts import (
     video_set,
 )
 from scripts.bench import suite_of
-from settings import cli
-from settings.cli import Settings, one_of
 
 REPORTS = Path(__file__).resolve().parents[1] / "configs" / "published"
 LEFT_OUT = "not measured: the flags of the suite leave it out here"

@@ -14,14 +14,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from contracts import Reported, UserError, utf8
-from report import curves
-from report.console import number, rows
-from report.record import replace
+from saturate.contracts import Reported, UserError, utf8
+from saturate.report import curves
+from saturate.report.console import number, rows
+from saturate.report.record import replace
+from saturate.settings.config import GROUP_OF, build
+from saturate.settings.preset import read_preset
+from saturate.tasks import kind_of
 from scripts import Parser, exit_code
-from settings.config import GROUP_OF, build
-from settings.preset import read_preset
-from tasks import kind_of
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>

@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dataset.images.columns import COLUMNS
-from engine.distributed import votes_every
+from saturate.dataset.images.columns import COLUMNS
+from saturate.engine.distributed import votes_every
 
 GIB = 2**30
 ORDER_BYTES = 24

@@ -38,15 +38,15 @@ from benchmarks.train import (
     require_data,
     words,
 )
-from contracts import UserError
-from engine.distributed import default_workers
+from saturate.contracts import UserError
+from saturate.engine.distributed import default_workers
+from saturate.settings.cli import FolderOrUrl, Settings, flags
+from saturate.settings.config import FACTS, Config, as_yaml, build, parse
+from saturate.settings.run import Run
+from saturate.system.resources import cores
+from saturate.tasks import kind_of
 from scripts import exit_code
 from scripts.bench import with_flags
-from settings.cli import FolderOrUrl, Settings, flags
-from settings.config import FACTS, Config, as_yaml, build, parse
-from settings.run import Run
-from system.resources import cores
-from tasks import kind_of
 
 GAIN = 0.03
 """A change that gains less is noise."""

@@ -16,13 +16,13 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from contracts import Array, Feed, FileSource, Rows, UserError
-from dataset.images.columns import stored_size
-from loaders import Undecodable
-from loaders._read_retry import read
-from loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
-from plan.bundles import some
-from plan.geometry import upright
+from saturate.contracts import Array, Feed, FileSource, Rows, UserError
+from saturate.dataset.images.columns import stored_size
+from saturate.loaders import Undecodable
+from saturate.loaders._read_retry import read
+from saturate.loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
+from saturate.plan.bundles import some
+from saturate.plan.geometry import upright
 
 PLACEHOLDER_SIDE = 16
 

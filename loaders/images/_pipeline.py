@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Plan, UserError
-from loaders._dali import first_line, import_dali, memory_named
-from loaders._staging import Staged, Stager, without
-from loaders.images._dali_rows import Known, Prepared
+from saturate.contracts import Feed, Plan, UserError
+from saturate.loaders._dali import first_line, import_dali, memory_named
+from saturate.loaders._staging import Staged, Stager, without
+from saturate.loaders.images._dali_rows import Known, Prepared
 
 DEPTH = 2
 """Batches that DALI has under way."""

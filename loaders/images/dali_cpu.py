@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contracts import Feed
-from loaders.images.dali_gpu import DaliFiles
+from saturate.contracts import Feed
+from saturate.loaders.images.dali_gpu import DaliFiles
 
 
 def open(feed: Feed) -> DaliFiles:

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Feed, Rows
-from dataset.images.headers import JPEG, parse
-from dataset.scan.manifest import Rejected
-from loaders import Undecodable
-from loaders._dali import import_dali, release_memory
-from loaders._read_retry import Reads
-from loaders._stages import lap
-from loaders._staging import Staged, Staging
-from loaders._workers import PART, Workers
-from loaders.images._dali_rows import (
+from saturate.contracts import Array, Feed, Rows
+from saturate.dataset.images.headers import JPEG, parse
+from saturate.dataset.scan.manifest import Rejected
+from saturate.loaders import Undecodable
+from saturate.loaders._dali import import_dali, release_memory
+from saturate.loaders._read_retry import Reads
+from saturate.loaders._stages import lap
+from saturate.loaders._staging import Staged, Staging
+from saturate.loaders._workers import PART, Workers
+from saturate.loaders.images._dali_rows import (
     Known,
     Prepared,
     blank_rows,
@@ -32,8 +32,8 @@ from loaders.images._dali_rows import (
     plain,
     whole_image,
 )
-from loaders.images._pipeline import DEPTH, Outputs, Runner, build
-from plan.bundles import rows_of_part
+from saturate.loaders.images._pipeline import DEPTH, Outputs, Runner, build
+from saturate.plan.bundles import rows_of_part
 
 UNKNOWN_BYTES = 1 << 17
 """Taken for the mean size of files that nobody has opened yet; ImageNet's is 110 KiB."""

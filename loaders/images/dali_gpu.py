@@ -10,11 +10,11 @@ from functools import partial
 
 import numpy as np
 
-from contracts import Feed, Rows, UserError
-from loaders._dali import import_dali, release_memory
-from loaders._staging import Staged, Staging
-from loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
-from loaders.images._pipeline import DEPTH, Outputs, Runner, build
+from saturate.contracts import Feed, Rows, UserError
+from saturate.loaders._dali import import_dali, release_memory
+from saturate.loaders._staging import Staged, Staging
+from saturate.loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
+from saturate.loaders.images._pipeline import DEPTH, Outputs, Runner, build
 
 
 class DaliFiles(Staging):

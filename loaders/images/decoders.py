@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array
-from dataset.images.columns import FORMATS
-from dataset.images.headers import parse
-from loaders import Undecodable
-from plan.geometry import turned_pixels
-from system.processes import uninterrupted
+from saturate.contracts import Array
+from saturate.dataset.images.columns import FORMATS
+from saturate.dataset.images.headers import parse
+from saturate.loaders import Undecodable
+from saturate.plan.geometry import turned_pixels
+from saturate.system.processes import uninterrupted
 
 Region = tuple[int, int, int, int]
 Decode = Callable[[bytes, Region], Array]

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows, UserError
-from loaders import Undecodable
-from loaders._read_retry import NONE, Reads, mark
-from loaders._stages import lap
-from loaders._staging import Staged, Staging, without
-from loaders._workers import PART, Workers
-from loaders.images.decoders import (
+from saturate.contracts import Array, Feed, Rows, UserError
+from saturate.loaders import Undecodable
+from saturate.loaders._read_retry import NONE, Reads, mark
+from saturate.loaders._stages import lap
+from saturate.loaders._staging import Staged, Staging, without
+from saturate.loaders._workers import PART, Workers
+from saturate.loaders.images.decoders import (
     READERS,
     Decode,
     Region,
@@ -28,8 +28,8 @@ from loaders.images.decoders import (
     resize_pil,
     resize_window,
 )
-from plan.bundles import rows_of_part
-from plan.geometry import largest_upright, upright
+from saturate.plan.bundles import rows_of_part
+from saturate.plan.geometry import largest_upright, upright
 
 PART_PIXELS = PART * 224 * 224
 """Pixels of a part: larger images come in smaller parts, so that all workers fill one batch together."""

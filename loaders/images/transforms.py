@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, UserError
+from saturate.contracts import Array, UserError
 
 
 class Transform:

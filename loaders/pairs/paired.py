@@ -20,18 +20,25 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array, Feed, Pixels, Rows
-from loaders import Undecodable
-from loaders._read_retry import mark, patiently, read
-from loaders._stages import lap
-from loaders._staging import Staged, Stager, Staging, without
-from loaders._workers import PART, Workers
-from loaders.images.decoders import READERS, Decode, Region, choose, exactly, plain_jpeg
-from loaders.pairs import raw
-from plan.bundles import joined, some
-from plan.geometry import largest_upright, upright
-from plan.lazy import Lazy
-from plan.patches import HIGH, enlarged
+from saturate.contracts import Array, Feed, Pixels, Rows
+from saturate.loaders import Undecodable
+from saturate.loaders._read_retry import mark, patiently, read
+from saturate.loaders._stages import lap
+from saturate.loaders._staging import Staged, Stager, Staging, without
+from saturate.loaders._workers import PART, Workers
+from saturate.loaders.images.decoders import (
+    READERS,
+    Decode,
+    Region,
+    choose,
+    exactly,
+    plain_jpeg,
+)
+from saturate.loaders.pairs import raw
+from saturate.plan.bundles import joined, some
+from saturate.plan.geometry import largest_upright, upright
+from saturate.plan.lazy import Lazy
+from saturate.plan.patches import HIGH, enlarged
 
 LEVELS = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), dtype="float32")
 """How the large images come: in [0, 1], exact enough to find every level again."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array
-from dataset.images.columns import FORMATS
-from loaders import Undecodable
+from saturate.contracts import Array
+from saturate.dataset.images.columns import FORMATS
+from saturate.loaders import Undecodable
 
 Region = tuple[int, int, int, int]
 """x0 y0 x1 y1, pixels."""

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from contracts import Array, UserError
-from dataset.videos.columns import CODECS
-from loaders import Undecodable
-from loaders.videos._packets import Clip, Group, before_turning
-from loaders.videos._planes import BT601, MATRICES, Picture
-from loaders.videos._reading import Read
-from loaders.videos._surfaces import nv12
-from system.processes import uninterrupted
+from saturate.contracts import Array, UserError
+from saturate.dataset.videos.columns import CODECS
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._packets import Clip, Group, before_turning
+from saturate.loaders.videos._planes import BT601, MATRICES, Picture
+from saturate.loaders.videos._reading import Read
+from saturate.loaders.videos._surfaces import nv12
+from saturate.system.processes import uninterrupted
 
 NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""

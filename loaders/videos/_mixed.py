@@ -21,15 +21,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows
-from loaders import Undecodable
-from loaders._stages import Stages
-from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
-from loaders.videos._planes import compile_kernels
-from loaders.videos._pool import Pool
-from loaders.videos._reading import MOST_BYTES, Read, ReadClip, ReadUnit
-from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
-from loaders.videos._worker import (
+from saturate.contracts import Array, Feed, Rows
+from saturate.loaders import Undecodable
+from saturate.loaders._stages import Stages
+from saturate.loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
+from saturate.loaders.videos._planes import compile_kernels
+from saturate.loaders.videos._pool import Pool
+from saturate.loaders.videos._reading import MOST_BYTES, Read, ReadClip, ReadUnit
+from saturate.loaders.videos._scheduler import Deal, Dealt, Pace, Unit
+from saturate.loaders.videos._worker import (
     REFUSED,
     ClipsDone,
     Decoding,
@@ -37,10 +37,10 @@ from loaders.videos._worker import (
     reason,
     slot_shape,
 )
-from loaders.videos.exact import notes, sort_of
-from loaders.videos.pyav import Pyav
-from plan.bundles import some
-from plan.geometry import largest_upright, upright
+from saturate.loaders.videos.exact import notes, sort_of
+from saturate.loaders.videos.pyav import Pyav
+from saturate.plan.bundles import some
+from saturate.plan.geometry import largest_upright, upright
 
 LEAST_WINDOW = 3
 """Batches that threads fill at the same time, at least: none then waits for the last clip of another.

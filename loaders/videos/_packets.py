@@ -14,12 +14,12 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
-from dataset.videos.bitstream import first_slice, sides
-from dataset.videos.columns import CODECS
-from dataset.videos.container import open_video
-from loaders import Undecodable
-from loaders.videos._reading import Read
-from loaders.videos.pyav import HASTY, OpenFile
+from saturate.dataset.videos.bitstream import first_slice, sides
+from saturate.dataset.videos.columns import CODECS
+from saturate.dataset.videos.container import open_video
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._reading import Read
+from saturate.loaders.videos.pyav import HASTY, OpenFile
 
 FILTERS = {
     codec: (f"{codec}_mp4toannexb", f"{codec}_metadata=crop_right=0:crop_bottom=0")

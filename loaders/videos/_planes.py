@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from contracts import Array
+from saturate.contracts import Array
 
 MATRICES = {
     1: (0.2126, 0.0722),

@@ -16,11 +16,11 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol
 
-from contracts import Array, Rows, UserError
-from loaders._read_retry import NONE, Marks, mark
-from loaders._stages import Stages, lap, use
-from loaders._workers import Shared, Work, begin_worker, died, first_ended
-from system.processes import LOOK_S, Fork, Stop, killed_if_late, starting
+from saturate.contracts import Array, Rows, UserError
+from saturate.loaders._read_retry import NONE, Marks, mark
+from saturate.loaders._stages import Stages, lap, use
+from saturate.loaders._workers import Shared, Work, begin_worker, died, first_ended
+from saturate.system.processes import LOOK_S, Fork, Stop, killed_if_late, starting
 
 QUEUED = 2
 """Units that wait for a worker, so that no worker waits for this process."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import Array, Rows, Source
-from loaders._stages import lap
-from loaders.videos._worker import checked
+from saturate.contracts import Array, Rows, Source
+from saturate.loaders._stages import lap
+from saturate.loaders.videos._worker import checked
 
 MOST_BYTES = 64 << 20
 """Bytes of a slot at most. What is larger comes through a pipe, more slowly."""

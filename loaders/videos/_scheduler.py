@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts import Array, Rows
-from loaders.videos._worker import clips
-from plan.bundles import some
-from plan.geometry import upright
+from saturate.contracts import Array, Rows
+from saturate.loaders.videos._worker import clips
+from saturate.plan.bundles import some
+from saturate.plan.geometry import upright
 
 OPENED = 256
 """Batches that are opened, at most, before they are begun, to find work for workers: each is drawn."""

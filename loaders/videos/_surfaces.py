@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array
-from loaders.videos._planes import (
+from saturate.contracts import Array
+from saturate.loaders.videos._planes import (
     Fitter,
     Picture,
     Plane,
     offsets_and_factors,
     seen_and_taken,
 )
-from system.triton_kernels import kernels
+from saturate.system.triton_kernels import kernels
 
 NOTHING = np.empty(0, np.uint8)
 
@@ -136,5 +136,7 @@ def _kernel(device: torch.device) -> Any:
         Fit(picture, whole, whole, (2, 2)).by_kernel(pixels, kernel)
 
     return kernels(
-        "loaders.videos._surfaces_kernel", build, "surfaces are resized on the host"
+        "saturate.loaders.videos._surfaces_kernel",
+        build,
+        "surfaces are resized on the host",
     )

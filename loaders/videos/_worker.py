@@ -19,18 +19,18 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Loader, Rows
-from dataset.scan.manifest import printable
-from dataset.stores.folder import changed, require_regular
-from loaders import Undecodable
-from loaders._read_retry import mark, read
-from loaders._stages import lap
-from loaders._staging import Staged, Staging
-from loaders._workers import Workers
-from loaders.videos._planes import Fitter, Picture, compile_kernels
-from loaders.videos.exact import exact, notes, sort_of
-from plan.geometry import largest_upright, upright
-from system import storage
+from saturate.contracts import Array, Feed, Loader, Rows
+from saturate.dataset.scan.manifest import printable
+from saturate.dataset.stores.folder import changed, require_regular
+from saturate.loaders import Undecodable
+from saturate.loaders._read_retry import mark, read
+from saturate.loaders._stages import lap
+from saturate.loaders._staging import Staged, Staging
+from saturate.loaders._workers import Workers
+from saturate.loaders.videos._planes import Fitter, Picture, compile_kernels
+from saturate.loaders.videos.exact import exact, notes, sort_of
+from saturate.plan.geometry import largest_upright, upright
+from saturate.system import storage
 
 
 def passed(keys: Array, frames: Array) -> int:

@@ -19,15 +19,15 @@ import av
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows, UserError
-from dataset.videos.columns import CODECS, Flags
-from loaders import Undecodable
-from loaders._dali import first_line, import_dali, lacks_memory, release_memory
-from loaders.videos._mixed import MixedLoader
-from loaders.videos._packets import Filters, clip_packets
-from loaders.videos._planes import BT601, MATRICES
-from loaders.videos._reading import Read
-from loaders.videos.exact import Claim, exact
+from saturate.contracts import Array, Feed, Rows, UserError
+from saturate.dataset.videos.columns import CODECS, Flags
+from saturate.loaders import Undecodable
+from saturate.loaders._dali import first_line, import_dali, lacks_memory, release_memory
+from saturate.loaders.videos._mixed import MixedLoader
+from saturate.loaders.videos._packets import Filters, clip_packets
+from saturate.loaders.videos._planes import BT601, MATRICES
+from saturate.loaders.videos._reading import Read
+from saturate.loaders.videos.exact import Claim, exact
 
 THREADS = 7
 """Threads, as many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
@@ -127,7 +127,7 @@ class Cut(NamedTuple):
 
 
 class Cutting:
-    """loaders.videos._reading.ReadClip: a file in Matroska of the packets that show the frames."""
+    """saturate.loaders.videos._reading.ReadClip: a file in Matroska of the packets that show the frames."""
 
     def __init__(self, columns: Any) -> None:
         self._columns = columns
@@ -203,7 +203,7 @@ def recoloured(
 
 
 class Filling:
-    """loaders.videos._mixed.Fills."""
+    """saturate.loaders.videos._mixed.Fills."""
 
     def __init__(self, device: torch.device, stream: int) -> None:
         self._device = device

@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from contracts import Feed, UserError
-from dataset.videos.columns import Flags
-from loaders import Undecodable
-from loaders.videos._planes import Picture, rgb
-from loaders.videos._worker import ClipLoader, same_times
-from loaders.videos.exact import Claim
-from loaders.videos.pyav import Pyav
-from system.processes import uninterrupted
+from saturate.contracts import Feed, UserError
+from saturate.dataset.videos.columns import Flags
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._planes import Picture, rgb
+from saturate.loaders.videos._worker import ClipLoader, same_times
+from saturate.loaders.videos.exact import Claim
+from saturate.loaders.videos.pyav import Pyav
+from saturate.system.processes import uninterrupted
 
 EXACT = Claim(
     kinds={
@@ -30,7 +30,7 @@ EXACT = Claim(
 
 
 class Decord:
-    """loaders.videos._worker.Reader, with a decord reader that lives for one clip.
+    """saturate.loaders.videos._worker.Reader, with a decord reader that lives for one clip.
 
     It indexes the whole file, and its memory grows with every seek.
     """

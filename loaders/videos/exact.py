@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array
-from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, Flags
-from loaders import LOADERS
+from saturate.contracts import Array
+from saturate.dataset.videos.columns import CODECS, CONTAINERS, PIXELS, Flags
+from saturate.loaders import LOADERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

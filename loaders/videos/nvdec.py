@@ -12,16 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows, UserError
-from dataset.videos.columns import CODECS, Flags
-from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
-from loaders.videos._mixed import MixedLoader
-from loaders.videos._packets import Packets
-from loaders.videos._planes import Picture
-from loaders.videos._reading import Read
-from loaders.videos._surfaces import Fit, build
-from loaders.videos._worker import places_of_frames
-from loaders.videos.exact import Claim, exact
+from saturate.contracts import Array, Feed, Rows, UserError
+from saturate.dataset.videos.columns import CODECS, Flags
+from saturate.loaders.videos._engines import (
+    NAMES,
+    Nvdec,
+    capabilities,
+    import_codec,
+    within,
+)
+from saturate.loaders.videos._mixed import MixedLoader
+from saturate.loaders.videos._packets import Packets
+from saturate.loaders.videos._planes import Picture
+from saturate.loaders.videos._reading import Read
+from saturate.loaders.videos._surfaces import Fit, build
+from saturate.loaders.videos._worker import places_of_frames
+from saturate.loaders.videos.exact import Claim, exact
 
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
@@ -38,7 +44,7 @@ EXACT = Claim(
 
 
 class Filling:
-    """loaders.videos._mixed.Fills."""
+    """saturate.loaders.videos._mixed.Fills."""
 
     def __init__(
         self, columns: Any, codec: Any, device: torch.device, stream: int

@@ -15,12 +15,12 @@ import numpy as np
 from av.error import FFmpegError
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from contracts import Feed
-from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
-from dataset.videos.container import open_video, read_packets, unpacked
-from loaders import Undecodable
-from loaders.videos._planes import BT601, MATRICES, Picture, Plane
-from loaders.videos._worker import ClipLoader
+from saturate.contracts import Feed
+from saturate.dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
+from saturate.dataset.videos.container import open_video, read_packets, unpacked
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._planes import BT601, MATRICES, Picture, Plane
+from saturate.loaders.videos._worker import ClipLoader
 
 HASTY = 0
 FROM_THE_START = 3
@@ -40,7 +40,7 @@ ACCURATE = (
 
 
 class Pyav:
-    """loaders.videos._worker.Reader."""
+    """saturate.loaders.videos._worker.Reader."""
 
     def __init__(self, columns: Any) -> None:
         self._columns = columns

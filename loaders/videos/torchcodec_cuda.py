@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Feed, UserError
-from dataset.videos.columns import Flags
-from loaders import Undecodable
-from loaders.videos import nvdec
-from loaders.videos._engines import NAMES, Nvdec
-from loaders.videos._mixed import MixedLoader
-from loaders.videos._packets import before_turning
-from loaders.videos._planes import BT601, MATRICES, Picture
-from loaders.videos._reading import Read
-from loaders.videos._surfaces import nv12
-from loaders.videos.exact import Claim, exact
-from loaders.videos.pyav import FAR
-from system.processes import uninterrupted
+from saturate.contracts import Array, Feed, UserError
+from saturate.dataset.videos.columns import Flags
+from saturate.loaders import Undecodable
+from saturate.loaders.videos import nvdec
+from saturate.loaders.videos._engines import NAMES, Nvdec
+from saturate.loaders.videos._mixed import MixedLoader
+from saturate.loaders.videos._packets import before_turning
+from saturate.loaders.videos._planes import BT601, MATRICES, Picture
+from saturate.loaders.videos._reading import Read
+from saturate.loaders.videos._surfaces import nv12
+from saturate.loaders.videos.exact import Claim, exact
+from saturate.loaders.videos.pyav import FAR
+from saturate.system.processes import uninterrupted
 
 THREADS = 7
 """Threads, as many as an H100 or H200 has engines."""
@@ -142,7 +142,7 @@ def joined(planes: Sequence[torch.Tensor], height: int, width: int) -> torch.Ten
 
 
 class Filling(nvdec.Filling):
-    """loaders.videos._mixed.Fills."""
+    """saturate.loaders.videos._mixed.Fills."""
 
     def __init__(self, columns: Any, codec: Any, device: torch.device) -> None:
         super().__init__(columns, codec, device, 0)

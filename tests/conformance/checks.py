@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Feed, Loader, Rows
-from plan.epoch import EpochPlan
-from plan.targets import IGNORE
+from saturate.contracts import Array, Feed, Loader, Rows
+from saturate.plan.epoch import EpochPlan
+from saturate.plan.targets import IGNORE
 from tests.conformance import placed
 from tests.conformance.looking import Seen, difference, fitted, joined, passed, seen
 from tests.conformance.scenes import Open, Scene

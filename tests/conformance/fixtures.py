@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dataset.coco.scan import open_coco
+from saturate.dataset.coco.scan import open_coco
 from tests.conformance import pictures, reels, scenes
 from tests.conformance.scenes import Backend, Scene, scene
 from tests.unit.coco_files import write_coco

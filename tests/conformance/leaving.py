@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import soak
-from contracts import Feed
+from saturate.contracts import Feed
 from tests.conformance.scenes import Open
 from tests.left import left_after
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array, Batch, Feed
+from saturate.contracts import Array, Batch, Feed
 from tests.conformance import pictures
 from tests.conformance.scenes import Open
 

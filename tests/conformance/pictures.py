@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from contracts import Array
+from saturate.contracts import Array
 
 EXIF_ORIENTATION = 0x0112
 

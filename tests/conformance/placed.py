@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as functional
 from PIL import Image
 
-from contracts import Array, Batch, Feed, Rows
-from loaders._ops import distort
-from loaders._postprocess import DTYPES
+from saturate.contracts import Array, Batch, Feed, Rows
+from saturate.loaders._ops import distort
+from saturate.loaders._postprocess import DTYPES
 from tests.conformance import pictures
 from tests.conformance.looking import difference
 from tests.conformance.scenes import Open, Scene

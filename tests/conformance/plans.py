@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Plan, Rows
-from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.clips import ClipPlan, ClipPolicy
-from plan.images import ImagePlan, ImagePolicy
-from plan.patches import PatchPlan, PatchPolicy
+from saturate.contracts import Array, Plan, Rows
+from saturate.plan.boxes import DetectionPlan, DetectionPolicy
+from saturate.plan.clips import ClipPlan, ClipPolicy
+from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.plan.patches import PatchPlan, PatchPolicy
 from tests.unit.annotated import columns
 
 Make = Callable[..., Plan]

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array, Batch, Counts, Feed, Rows, StageSeconds
-from loaders._postprocess import Finish
+from saturate.contracts import Array, Batch, Counts, Feed, Rows, StageSeconds
+from saturate.loaders._postprocess import Finish
 from tests.conformance import pictures
 
 BILINEAR = Image.Resampling.BILINEAR

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.videos.scan import open_videos
-from plan.clips import ClipPlan, ClipPolicy
-from plan.epoch import EpochPlan
+from saturate.dataset.videos.scan import open_videos
+from saturate.plan.clips import ClipPlan, ClipPolicy
+from saturate.plan.epoch import EpochPlan
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, blue_of
 from tests.unit.video_files import Video, make

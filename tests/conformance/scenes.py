@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import torch
 
-from contracts import Feed, Loader, Pixels
-from dataset.stores.folder import Folder, open_folder
-from loaders import LOADERS, installed, of_medium, open_loader
-from plan.epoch import EpochPlan
-from plan.images import ImagePlan, ImagePolicy
-from tasks.classification import Classification
+from saturate.contracts import Feed, Loader, Pixels
+from saturate.dataset.stores.folder import Folder, open_folder
+from saturate.loaders import LOADERS, installed, of_medium, open_loader
+from saturate.plan.epoch import EpochPlan
+from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.tasks.classification import Classification
 from tests.conformance import pictures
 
 Open = Callable[[Feed], Loader]

@@ -26,10 +26,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contracts import FileSource, Source, Split, UserError
-from dataset.stores import SourceModule, folder, lmdb
-from dataset.stores import list as image_list
-from dataset.stores.entries import EntrySource
+from saturate.contracts import FileSource, Source, Split, UserError
+from saturate.dataset.stores import SourceModule, folder, lmdb
+from saturate.dataset.stores import list as image_list
+from saturate.dataset.stores.entries import EntrySource
 from tests.unit.folders import fill
 
 DELAY_S = 0.05

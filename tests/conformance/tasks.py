@@ -11,18 +11,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from contracts import Batch, Feed, Plan, Rows, Split, Task
-from dataset.coco.synthetic import SyntheticInstances
-from dataset.images.synthetic import SyntheticImages
-from dataset.pairs.columns import synthetic
-from dataset.synthetic import NoBytes
-from dataset.videos.synthetic import SyntheticVideos
-from engine.evaluate import Outcome
-from loaders import open_loader
-from models import AUXILIARY_WEIGHTS
-from settings.config import Config, build
-from tasks import TASKS, classification, detection, kind_named, superres, video
-from tasks.kind import TaskKind
+from saturate.contracts import Batch, Feed, Plan, Rows, Split, Task
+from saturate.dataset.coco.synthetic import SyntheticInstances
+from saturate.dataset.images.synthetic import SyntheticImages
+from saturate.dataset.pairs.columns import synthetic
+from saturate.dataset.synthetic import NoBytes
+from saturate.dataset.videos.synthetic import SyntheticVideos
+from saturate.engine.evaluate import Outcome
+from saturate.loaders import open_loader
+from saturate.models import AUXILIARY_WEIGHTS
+from saturate.settings.config import Config, build
+from saturate.tasks import TASKS, classification, detection, kind_named, superres, video
+from saturate.tasks.kind import TaskKind
 from tests.unit.test_detection_task import noisy
 from tests.unit.test_meter import alone, on_ranks
 

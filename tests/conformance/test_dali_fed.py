@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loaders import open_loader
-from loaders._workers import PART
-from loaders.images import dali_fed
+from saturate.loaders import open_loader
+from saturate.loaders._workers import PART
+from saturate.loaders.images import dali_fed
 from tests.conformance.looking import passed
 from tests.conformance.scenes import Scene
 

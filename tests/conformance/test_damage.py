@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import UserError
-from loaders.images import _dali_rows, _pipeline, dali_fed
-from loaders.images._pipeline import DEPTH
+from saturate.contracts import UserError
+from saturate.loaders.images import _dali_rows, _pipeline, dali_fed
+from saturate.loaders.images._pipeline import DEPTH
 from tests.conformance import pictures, scenes
 from tests.conformance.looking import joined, seen
 from tests.conformance.placed import epoch_is_the_plans

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from contracts import Array, Feed, Pixels
-from dataset.coco.columns import Instances
-from dataset.images.columns import TURN_OF, as_shown
-from dataset.stores.folder import Folder
-from plan import geometry
-from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.geometry import composed, turned_pixels
-from plan.targets import packed
+from saturate.contracts import Array, Feed, Pixels
+from saturate.dataset.coco.columns import Instances
+from saturate.dataset.images.columns import TURN_OF, as_shown
+from saturate.dataset.stores.folder import Folder
+from saturate.plan import geometry
+from saturate.plan.boxes import DetectionPlan, DetectionPolicy
+from saturate.plan.geometry import composed, turned_pixels
+from saturate.plan.targets import packed
 from tests.conformance import pictures
 from tests.conformance.placed import epoch_is_the_plans
 from tests.conformance.scenes import Backend, Scene, scene

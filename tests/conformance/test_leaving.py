@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts import Feed, Loader
+from saturate.contracts import Feed, Loader
 from tests.conformance.leaving import epochs_are_flat, nothing_is_left, traces
 from tests.conformance.scenes import READ_IN_THREADS, Backend, Open, Scene
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from contracts import UserError
-from loaders import LOADERS, open_loader
+from saturate.contracts import UserError
+from saturate.loaders import LOADERS, open_loader
 from tests.conformance.scenes import CPU, Scene
 
 MUST = sorted(name for name, spec in LOADERS.items() if spec.gpu == "must")

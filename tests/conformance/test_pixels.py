@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plan.images import Growth
+from saturate.plan.images import Growth
 from tests.conformance import checks
 from tests.conformance.looking import passed, torchvision_levels
 from tests.conformance.placed import epoch_is_the_plans

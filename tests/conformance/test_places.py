@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from contracts import Feed, Pixels
-from dataset.stores.folder import Folder
-from plan.boxes import DetectionPlan, DetectionPolicy
+from saturate.contracts import Feed, Pixels
+from saturate.dataset.stores.folder import Folder
+from saturate.plan.boxes import DetectionPlan, DetectionPolicy
 from tests.conformance import pictures, placed
 from tests.conformance.placed import epoch_is_the_plans
 from tests.conformance.scenes import Backend, Scene

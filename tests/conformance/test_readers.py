@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, UnidentifiedImageError
 
-from loaders import Undecodable
-from loaders.images.decoders import READERS, exactly
+from saturate.loaders import Undecodable
+from saturate.loaders.images.decoders import READERS, exactly
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import UserError
-from loaders._read_retry import AGAIN, Reads
+from saturate.contracts import UserError
+from saturate.loaders._read_retry import AGAIN, Reads
 
 
 class Slow:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Feed, Source, Split, UserError
-from dataset.open import are_files, open_splits
-from dataset.pairs.columns import source_of
-from dataset.stores import SOURCES, SourceModule, source_named
-from loaders import LOADERS, open_loader
-from settings.config import build
+from saturate.contracts import Feed, Source, Split, UserError
+from saturate.dataset.open import are_files, open_splits
+from saturate.dataset.pairs.columns import source_of
+from saturate.dataset.stores import SOURCES, SourceModule, source_named
+from saturate.loaders import LOADERS, open_loader
+from saturate.settings.config import build
 from tests.conformance import scenes, sources
 from tests.conformance.scenes import Scene
 from tests.conformance.sources import LAYOUTS
@@ -120,7 +120,9 @@ def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> No
         splits = opened(data, source)
         holders = {type(split.source).__module__ for split in splits.values()}
         shards = kind in ("tar", "arrow")
-        assert holders == {"dataset.stores.shards" if shards else SOURCES[kind]}
+        assert holders == {
+            "saturate.dataset.stores.shards" if shards else SOURCES[kind]
+        }
         assert not shards or f".{kind}:" in splits["val"].source.name(0)
         assert splits["val"].columns.classes == ("a", "b")
         settings = build({"data": data, "source": source}).data

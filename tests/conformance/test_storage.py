@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import UserError
-from dataset.stores.folder import Folder
-from system import storage
+from saturate.contracts import UserError
+from saturate.dataset.stores.folder import Folder
+from saturate.system import storage
 from tests.conformance.looking import passed
 from tests.conformance.scenes import Backend, Scene
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.evaluate import Outcome
-from tasks import TASKS, kind_named
+from saturate.engine.evaluate import Outcome
+from saturate.tasks import TASKS, kind_named
 from tests.conformance import tasks
 from tests.conformance.tasks import CASES, Case
 from tests.unit.test_meter import alone

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from contracts import Batch, Figure, Metric, Split, Task, World
-from models import Loaded, Native
-from models._weights import load
-from settings.config import Config
-from tasks import _tables
-from tasks.classification import Classification, ClassificationKind
-from tasks.kind import Asked, Predicting, Splits
+from saturate.contracts import Batch, Figure, Metric, Split, Task, World
+from saturate.models import Loaded, Native
+from saturate.models._weights import load
+from saturate.settings.config import Config
+from saturate.tasks import _tables
+from saturate.tasks.classification import Classification, ClassificationKind
+from saturate.tasks.kind import Asked, Predicting, Splits
 
 RMSE = Figure(
     name="rmse",

@@ -27,7 +27,7 @@ FOUND_S = 60.0
 """The most that it takes to find a lost host, where ranks are SILENT_S = 2.5 s for one; TCP gives up in minutes."""
 IMPATIENT = f"""
 import runpy, sys
-from engine import distributed, ranks
+from saturate.engine import distributed, ranks
 ranks.BEAT_S, ranks.SILENT_S, ranks.CLOSED_S, ranks.ANSWERS_S = 0.5, 2.5, 1.0, 2.0
 sys.argv = ["train.py", *sys.argv[1:]]
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")

@@ -99,7 +99,7 @@ def test_a_limit_that_is_too_low(
 
 
 UNDER_ANY_LIMIT = f"""
-import runpy; from system import limits
+import runpy; from saturate.system import limits
 limits.LEAST_ADDRESSES = 0
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """

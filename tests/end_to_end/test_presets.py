@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dataset.synthetic import synthetic
-from engine.schedules import learning_rate, settled
-from loaders import open_loader
-from models import AUXILIARY_WEIGHTS
-from settings.config import parse, read_preset, recipe
-from tasks import architecture, kind_of
-from tasks.initial_state import Start
+from saturate.dataset.synthetic import synthetic
+from saturate.engine.schedules import learning_rate, settled
+from saturate.loaders import open_loader
+from saturate.models import AUXILIARY_WEIGHTS
+from saturate.settings.config import parse, read_preset, recipe
+from saturate.tasks import architecture, kind_of
+from saturate.tasks.initial_state import Start
 from tests.end_to_end.runs import ROOT
 from tests.unit.steps import CPU, composed
 

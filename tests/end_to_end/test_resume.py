@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from report import record
+from saturate.report import record
 from tests.end_to_end.runs import (
     STOPPING,
     TIMEOUT_S,

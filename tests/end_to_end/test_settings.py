@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint import Content
+from saturate.engine.checkpoint import Content
 from tests.end_to_end.runs import Runner, draw, kept, losses, points, rows, summary
 
 SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 0

@@ -25,27 +25,27 @@ from typing import Any, NoReturn
 
 from PIL import Image
 
-from engine import distributed, ranks
-from loaders.videos._planes import compile_kernels
-from report import ceilings
-from settings.config import parse
-from tasks import TASKS
+from saturate.engine import distributed, ranks
+from saturate.loaders.videos._planes import compile_kernels
+from saturate.report import ceilings
+from saturate.settings.config import parse
+from saturate.tasks import TASKS
 from tests.disk import unsynced
 from tests.end_to_end.runs import note_end
 
 BY_NAME = (
     *(
         "torch.utils.tensorboard.summary",
-        "loaders.synthetic",
-        "loaders.images.torchvision",
+        "saturate.loaders.synthetic",
+        "saturate.loaders.images.torchvision",
     ),
     *(f"{room}.{task}" for task in TASKS for room in ("tasks", "models")),
     *(
         "faster_coco_eval",
-        "loaders.videos.pyav",
+        "saturate.loaders.videos.pyav",
         "tensorboard.plugins.hparams.metadata",
     ),
-    *(f"dataset.stores.{place}" for place in ("arrow", "lmdb", "tar")),
+    *(f"saturate.dataset.stores.{place}" for place in ("arrow", "lmdb", "tar")),
 )
 """What train.py imports when it knows what is asked for."""
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"

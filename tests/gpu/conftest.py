@@ -76,7 +76,7 @@ def pytest_runtest_makereport(
 def prepared() -> None:
     """CUDA's variables and this process's device, as in every program."""
     if torch.cuda.is_available():
-        from engine.distributed import prepare_process
+        from saturate.engine.distributed import prepare_process
 
         prepare_process()
 
@@ -110,7 +110,7 @@ def deterministic() -> Iterator[None]:
 
 @pytest.fixture
 def world(device: torch.device) -> Iterator[Any]:
-    from engine.distributed import ProcessWorld
+    from saturate.engine.distributed import ProcessWorld
 
     world = ProcessWorld(device)
     with world.own_stream():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Feed, Pixels, Rows
-from loaders import open_loader
-from loaders.videos import _surfaces
+from saturate.contracts import Batch, Feed, Pixels, Rows
+from saturate.loaders import open_loader
+from saturate.loaders.videos import _surfaces
 from tests.conformance.scenes import lone
 from tests.gpu.conftest import CUDA
 from tests.unit.clip_kinds import KINDS, Made

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Task, UserError
-from engine import graphed
-from engine.checkpoint import load_optimizer
-from engine.distributed import ProcessWorld
-from engine.precision import DTYPES
-from engine.step import Step
-from models import classification as registry
-from models import detection
-from plan.targets import IGNORE, padded
-from report.ceilings import compute_ceiling
-from settings.optimisation import Optimisation
-from tasks._distillation import Distilled
-from tasks.classification import Classification
-from tasks.detection import Detection
+from saturate.contracts import Batch, Task, UserError
+from saturate.engine import graphed
+from saturate.engine.checkpoint import load_optimizer
+from saturate.engine.distributed import ProcessWorld
+from saturate.engine.precision import DTYPES
+from saturate.engine.step import Step
+from saturate.models import classification as registry
+from saturate.models import detection
+from saturate.plan.targets import IGNORE, padded
+from saturate.report.ceilings import compute_ceiling
+from saturate.settings.optimisation import Optimisation
+from saturate.tasks._distillation import Distilled
+from saturate.tasks.classification import Classification
+from saturate.tasks.detection import Detection
 from tests.unit.steps import composed
 
 CLASSES = 5

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from report import kernels
+from saturate.report import kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICE = torch.device("cuda")

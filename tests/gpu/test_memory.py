@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from contracts import Feed
+from saturate.contracts import Feed
 from tests.conformance import checks
 from tests.conformance.looking import seen
 from tests.conformance.scenes import Backend, Scene

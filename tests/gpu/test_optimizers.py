@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine import graphed, optimizers
-from engine.distributed import ProcessWorld
+from saturate.engine import graphed, optimizers
+from saturate.engine.distributed import ProcessWorld
 from tests.gpu.test_graphs import batch_of, made, trained
 
 CASES: dict[str, dict[str, Any]] = {

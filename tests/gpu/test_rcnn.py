@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from models import _nms, _ssd
-from models._nms import has_kernels
-from models.detection import Detector
+from saturate.models import _nms, _ssd
+from saturate.models._nms import has_kernels
+from saturate.models.detection import Detector
 from tests.unit.test_nms import groups
 from tests.unit.test_rcnn import HEIGHT, SIZES, WIDTH, small, targets_from
 from tests.unit.test_ssd import defaults, padded_from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from loaders import _ops
+from saturate.loaders import _ops
 from tests.unit import test_ops_kernel
 
 

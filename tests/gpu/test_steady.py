@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from benchmarks.max_batch import peak
-from contracts import Batch
-from engine import graphed
-from engine.distributed import ProcessWorld
-from loaders import open_loader
+from saturate.contracts import Batch
+from saturate.engine import graphed
+from saturate.engine.distributed import ProcessWorld
+from saturate.loaders import open_loader
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scanned, scene
 from tests.gpu.test_combinations import trained

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.checkpoint import on_host
-from engine.distributed import ProcessWorld
-from engine.loss_log import LossLog
+from saturate.engine.checkpoint import on_host
+from saturate.engine.distributed import ProcessWorld
+from saturate.engine.loss_log import LossLog
 from tests.conformance import scenes
 from tests.conformance.scenes import scene
 from tests.end_to_end.runs import losses

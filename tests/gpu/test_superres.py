@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from contracts import Pixels
-from loaders import _postprocess, open_loader
-from plan.patches import HIGH
+from saturate.contracts import Pixels
+from saturate.loaders import _postprocess, open_loader
+from saturate.plan.patches import HIGH
 from tests.gpu.test_rcnn import no_waits
 from tests.unit import test_finish_kernel
 from tests.unit.superres_files import feed_of, opened, write

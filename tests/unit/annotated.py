@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from contracts import Array
+from saturate.contracts import Array
 
 
 def columns(

@@ -12,9 +12,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from contracts import UserError
-from dataset.videos.scan import open_videos
-from loaders import LOADERS, of_medium
+from saturate.contracts import UserError
+from saturate.dataset.videos.scan import open_videos
+from saturate.loaders import LOADERS, of_medium
 from tests.unit.video_files import Video, make
 
 FRAMES = 48

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from contracts import Array
-from dataset.coco.columns import Instances
-from dataset.coco.scan import open_coco
+from saturate.contracts import Array
+from saturate.dataset.coco.columns import Instances
+from saturate.dataset.coco.scan import open_coco
 from tests.unit.folders import rejected
 
 CATEGORIES = {1: "person", 3: "box", 5: "triangle"}

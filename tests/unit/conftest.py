@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from system import storage
+from saturate.system import storage
 from tests.unit.folders import cache, root  # noqa: F401
 
 
@@ -71,7 +71,7 @@ def coco_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def columns(coco_root: Path) -> Any:
-    from dataset.coco.scan import open_coco
+    from saturate.dataset.coco.scan import open_coco
 
     return open_coco(
         coco_root, "val", keypoints=False, cache=coco_root.parent / "cache"
@@ -80,6 +80,6 @@ def columns(coco_root: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def people(coco_root: Path) -> Any:
-    from dataset.coco.scan import open_coco
+    from saturate.dataset.coco.scan import open_coco
 
     return open_coco(coco_root, "val", keypoints=True, cache=coco_root.parent / "cache")

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import torch
 
-from dataset.videos.bitstream import vp9_holds_several, vp9_shows_again
+from saturate.dataset.videos.bitstream import vp9_holds_several, vp9_shows_again
 
 NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9"}
 

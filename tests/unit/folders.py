@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from contracts import Split, UserError
-from dataset.images.columns import Images
-from dataset.scan.manifest import Manifest
+from saturate.contracts import Split, UserError
+from saturate.dataset.images.columns import Images
+from saturate.dataset.scan.manifest import Manifest
 from tests.unit.test_headers import FILES
 
 JPEG, PNG = FILES["jpeg grey"], FILES["png rgb"]

@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from contracts import Task
-from engine.distributed import ProcessWorld
-from engine.step import Step
-from plan import draws
-from report.phases import Phases
-from settings.optimisation import Optimisation
+from saturate.contracts import Task
+from saturate.engine.distributed import ProcessWorld
+from saturate.engine.step import Step
+from saturate.plan import draws
+from saturate.report.phases import Phases
+from saturate.settings.optimisation import Optimisation
 
 CPU = torch.device("cpu")
 

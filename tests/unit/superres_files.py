@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array, Feed, Rows, Split
-from dataset.pairs.scan import open_pairs
-from plan.geometry import turned_pixels
-from plan.patches import PatchPlan, PatchPolicy
+from saturate.contracts import Array, Feed, Rows, Split
+from saturate.dataset.pairs.scan import open_pairs
+from saturate.plan.geometry import turned_pixels
+from saturate.plan.patches import PatchPlan, PatchPolicy
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loaders._stages import Stages
-from loaders._staging import Ahead
+from saturate.loaders._stages import Stages
+from saturate.loaders._staging import Ahead
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from contracts import Split
-from dataset.open import open_split, open_splits
-from settings.config import build
+from saturate.contracts import Split
+from saturate.dataset.open import open_split, open_splits
+from saturate.settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
 from tests.unit.folders import left_out, refused, samples

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import UserError
-from models import Native
-from plan.augment import (
+from saturate.contracts import UserError
+from saturate.models import Native
+from saturate.plan.augment import (
     UNTOUCHED,
     Augment,
     Augmentation,
@@ -21,9 +21,9 @@ from plan.augment import (
     Look,
     turns,
 )
-from plan.autoaugment import policy_of
-from settings.config import build
-from tasks._plans import image_policies
+from saturate.plan.autoaugment import policy_of
+from saturate.settings.config import build
+from saturate.tasks._plans import image_policies
 from tests.conformance.plans import checksum
 
 SIDE = 224

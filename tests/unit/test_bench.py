@@ -29,7 +29,7 @@ from benchmarks._suite import (
     results,
     run,
 )
-from contracts import UserError
+from saturate.contracts import UserError
 from scripts import bench
 
 PROGRAM = """

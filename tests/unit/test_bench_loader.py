@@ -22,9 +22,9 @@ from benchmarks._loaders import Asked, expanded, open_data, opened
 from benchmarks._suite import Suite, results, run
 from benchmarks.baselines import augmentations, pytorch
 from benchmarks.loader import SUITE, Loader, consume, derive, points
-from contracts import UserError
-from dataset.videos.columns import CODECS, RECORD
-from dataset.videos.packets import read
+from saturate.contracts import UserError
+from saturate.dataset.videos.columns import CODECS, RECORD
+from saturate.dataset.videos.packets import read
 from scripts import bench, link_set, video_set
 from tests.end_to_end.runs import draw
 from tests.unit.video_files import make, number

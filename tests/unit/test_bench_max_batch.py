@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import max_batch
 from benchmarks.max_batch import GRID, MaxBatch, search
-from contracts import UserError
+from saturate.contracts import UserError
 from tests.end_to_end.runs import draw
 
 
@@ -71,7 +71,7 @@ def test_a_precision_is_named_as_by_hand_has_it(
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
     monkeypatch.setattr(max_batch.torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr("engine.precision._cpu_has_bf16", lambda: False)
+    monkeypatch.setattr("saturate.engine.precision._cpu_has_bf16", lambda: False)
     settings = MaxBatch(
         data=str(tmp_path),
         loaders=("torchvision",),

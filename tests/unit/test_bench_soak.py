@@ -16,8 +16,8 @@ import pytest
 from benchmarks import soak
 from benchmarks._suite import Measured, results, run
 from benchmarks.soak import Soak, verdict
-from contracts import UserError
-from loaders import open_loader
+from saturate.contracts import UserError
+from saturate.loaders import open_loader
 from scripts import bench
 from tests.conformance.plants import Leaks
 from tests.end_to_end.runs import draw

@@ -14,8 +14,8 @@ from benchmarks import train
 from benchmarks._suite import LEAST_STEPS, run
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.train import BY_HAND, Train, command, derive, measured, points, read
-from contracts import UserError
-from settings.config import parse
+from saturate.contracts import UserError
+from saturate.settings.config import parse
 from tests.end_to_end.runs import draw
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Feed, do_nothing
-from loaders import _bundles, open_loader
-from plan import bundles
-from plan.augment import Augment, Auto, Erase
-from plan.images import ImagePlan, ImagePolicy
-from plan.mixing import Mixing
-from tasks.classification import Classification
+from saturate.contracts import Batch, Feed, do_nothing
+from saturate.loaders import _bundles, open_loader
+from saturate.plan import bundles
+from saturate.plan.augment import Augment, Auto, Erase
+from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.plan.mixing import Mixing
+from saturate.tasks.classification import Classification
 from tests.conformance.pictures import jpeg, photograph
 from tests.conformance.scenes import Scene, scene
 

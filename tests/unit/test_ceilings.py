@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch
-from engine.step import Step
-from report import ceilings
-from report.phases import Phases
-from settings.optimisation import Optimisation
-from tasks.classification import Classification
+from saturate.contracts import Batch
+from saturate.engine.step import Step
+from saturate.report import ceilings
+from saturate.report.phases import Phases
+from saturate.settings.optimisation import Optimisation
+from saturate.tasks.classification import Classification
 from tests.unit.steps import composed
 from tests.unit.test_meter import Clock, Threads, alone, on_ranks
 
@@ -140,8 +140,8 @@ def test_the_kernels_are_those_of_a_whole_step_of_the_usual_size(
         take()
         return {}
 
-    monkeypatch.setattr("report.kernels.kernel_ms", taken)
-    monkeypatch.setattr("report.kernels.arithmetic", taken)
+    monkeypatch.setattr("saturate.report.kernels.kernel_ms", taken)
+    monkeypatch.setattr("saturate.report.kernels.arithmetic", taken)
     ceilings.compute_ceiling(
         step,
         [batch_of(size) for size in (2, 4, 8)],
@@ -335,8 +335,10 @@ def test_one_rank_that_is_asked_to_stop_ends_it_for_all(
 def test_a_rank_that_is_short_of_memory_steps_as_often_as_the_others(
     clock: OwnClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("report.kernels._kernel_ms", lambda step, _: step() or 1.0)
-    monkeypatch.setattr("report.kernels._peak", lambda *_: 1.0)
+    monkeypatch.setattr(
+        "saturate.report.kernels._kernel_ms", lambda step, _: step() or 1.0
+    )
+    monkeypatch.setattr("saturate.report.kernels._peak", lambda *_: 1.0)
 
     def work(world: Threads) -> Any:
         world.device = torch.device("cuda")
@@ -349,7 +351,7 @@ def test_a_rank_that_is_short_of_memory_steps_as_often_as_the_others(
     one, other = on_ranks(2, work)
     assert one == (1.0, True, other[2]) and other[:2] == (1.0, False)
     # in a step itself nobody may go on: the others wait for this rank there
-    monkeypatch.setattr("report.kernels._kernel_ms", out_of_memory)
+    monkeypatch.setattr("saturate.report.kernels._kernel_ms", out_of_memory)
     on_gpu = alone()
     on_gpu.device = torch.device("cuda")
     with pytest.raises(torch.OutOfMemoryError):

@@ -20,13 +20,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from contracts import UserError
-from engine import checkpoint
-from engine.checkpoint import Checkpoints, Progress, Resume
-from engine.distributed import ProcessWorld
-from settings.config import parse
-from settings.run import Run
-from system import storage
+from saturate.contracts import UserError
+from saturate.engine import checkpoint
+from saturate.engine.checkpoint import Checkpoints, Progress, Resume
+from saturate.engine.distributed import ProcessWorld
+from saturate.settings.config import parse
+from saturate.settings.run import Run
+from saturate.system import storage
 from tests.end_to_end.runs import Runner, until
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def written(tmp_path: Path) -> Path:
 
 WRITER = """
     import itertools, pathlib, sys, torch
-    from engine import checkpoint
+    from saturate.engine import checkpoint
     path = pathlib.Path(sys.argv[1])
     for i in itertools.count():
         model = {"a": torch.full((400_000,), float(i)), "b": torch.full((10,), i)}
@@ -103,8 +103,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(
 
 FULL = """
     import pathlib, resource, sys, torch
-    from contracts import UserError
-    from engine import checkpoint
+    from saturate.contracts import UserError
+    from saturate.engine import checkpoint
     path = pathlib.Path(sys.argv[1])
     checkpoint.write(path, {"i": 0})
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import FaultyPlan
-from plan.clips import ClipPlan
-from plan.images import ImagePlan, ImagePolicy
+from saturate.contracts import FaultyPlan
+from saturate.plan.clips import ClipPlan
+from saturate.plan.images import ImagePlan, ImagePolicy
 from tests.conformance.plans import Videos, clip_policy
 
 Change = Callable[[dict[str, Any]], Any]

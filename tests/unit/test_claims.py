@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import PngImagePlugin
 
-from loaders import Undecodable
-from loaders.images.decoders import pillow_rgb
+from saturate.loaders import Undecodable
+from saturate.loaders.images.decoders import pillow_rgb
 from tests.unit.folders import fill, reasons
 from tests.unit.test_headers import FILES, encoded
 from tests.unit.test_splits import opened

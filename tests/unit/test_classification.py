@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from contracts import Batch, Rows
-from tasks.classification import IGNORE, LARGEST_LOSS, Classification
+from saturate.contracts import Batch, Rows
+from saturate.tasks.classification import IGNORE, LARGEST_LOSS, Classification
 from tests.unit.test_meter import alone
 
 CPU = torch.device("cpu")

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Feed, Pixels, Rows
-from dataset.stores.folder import Folder
-from dataset.videos.columns import RECORD
-from loaders import of_medium, open_loader
-from loaders.videos._worker import LOST, REFUSED, Decoding, passed
-from loaders.videos.exact import exact, sort_of
-from loaders.videos.pyav import Pyav
-from plan.bundles import some
-from plan.clips import ClipPlan, ClipPolicy
+from saturate.contracts import Batch, Feed, Pixels, Rows
+from saturate.dataset.stores.folder import Folder
+from saturate.dataset.videos.columns import RECORD
+from saturate.loaders import of_medium, open_loader
+from saturate.loaders.videos._worker import LOST, REFUSED, Decoding, passed
+from saturate.loaders.videos.exact import exact, sort_of
+from saturate.loaders.videos.pyav import Pyav
+from saturate.plan.bundles import some
+from saturate.plan.clips import ClipPlan, ClipPolicy
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import number
 

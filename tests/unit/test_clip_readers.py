@@ -12,13 +12,13 @@ import av
 import numpy as np
 import pytest
 
-from dataset.videos.scan import open_videos
-from loaders import Undecodable
-from loaders.videos._packets import Packets
-from loaders.videos._planes import pixels_of
-from loaders.videos.dali_video import Cutting
-from loaders.videos.exact import exact
-from loaders.videos.pyav import Pyav, planes
+from saturate.dataset.videos.scan import open_videos
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._packets import Packets
+from saturate.loaders.videos._planes import pixels_of
+from saturate.loaders.videos.dali_video import Cutting
+from saturate.loaders.videos.exact import exact
+from saturate.loaders.videos.pyav import Pyav, planes
 from tests.conformance.fixtures import sample_folder
 from tests.unit.clip_kinds import CLAIMED, KINDS, Made, reader
 from tests.unit.video_files import number

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import Rows
-from plan import clips
-from plan.clips import ClipPlan
+from saturate.contracts import Rows
+from saturate.plan import clips
+from saturate.plan.clips import ClipPlan
 from tests.conformance.plans import Videos, clip_policy
 
 

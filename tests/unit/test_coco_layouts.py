@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.coco.layouts import find
+from saturate.dataset.coco.layouts import find
 from tests.unit.coco_files import document, opened, write_coco
 from tests.unit.folders import refused
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from dataset.coco.annotation_file import uncompressed
-from dataset.coco.columns import Instances
-from dataset.coco.scan import NOUN
+from saturate.dataset.coco.annotation_file import uncompressed
+from saturate.dataset.coco.columns import Instances
+from saturate.dataset.coco.scan import NOUN
 from tests.unit.coco_files import (
     changed,
     counts,

@@ -16,10 +16,10 @@ from pycocotools import mask as coder
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from contracts import UserError
-from dataset.coco.scan import open_coco
-from tasks import _coco, _results
-from tasks._coco import Detections, Scores
+from saturate.contracts import UserError
+from saturate.dataset.coco.scan import open_coco
+from saturate.tasks import _coco, _results
+from saturate.tasks._coco import Detections, Scores
 from tests.unit.coco_files import write_coco
 
 pytest.importorskip("faster_coco_eval")

@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import UserError
-from settings import config
-from settings.cli import one_of
-from settings.config import (
+from saturate.contracts import UserError
+from saturate.settings import config
+from saturate.settings.cli import one_of
+from saturate.settings.config import (
     FACTS,
     GROUP_OF,
     GROUPS,
@@ -24,7 +24,7 @@ from settings.config import (
     for_ranks,
     parse,
 )
-from tasks import TASKS, kind_of
+from saturate.tasks import TASKS, kind_of
 
 
 def preset(folder: Path, text: str | bytes) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Split
-from dataset import copies
-from dataset.open import open_splits
-from dataset.val_split import Trained
+from saturate.contracts import Split
+from saturate.dataset import copies
+from saturate.dataset.open import open_splits
+from saturate.dataset.val_split import Trained
+from saturate.settings.config import build
+from saturate.tasks import superres
 from scripts import pack
-from settings.config import build
-from tasks import superres
 from tests.unit import superres_files
 from tests.unit.coco_files import write_coco
 from tests.unit.folders import JPEG, fill, refused

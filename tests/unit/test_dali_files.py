@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contracts import UserError
-from loaders import open_loader
-from loaders.images import _pipeline
-from loaders.images._dali_rows import Known, PathPreparer
-from loaders.images._pipeline import Runner
-from loaders.images.dali_fed import intact
+from saturate.contracts import UserError
+from saturate.loaders import open_loader
+from saturate.loaders.images import _pipeline
+from saturate.loaders.images._dali_rows import Known, PathPreparer
+from saturate.loaders.images._pipeline import Runner
+from saturate.loaders.images.dali_fed import intact
 from tests.conformance.scenes import Scene, scene
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Rows
-from loaders.videos._planes import Fitter
-from loaders.videos._reading import Read
-from loaders.videos._worker import REFUSED
-from loaders.videos.dali_video import Cutting, DaliVideo, Filling
-from loaders.videos.exact import exact
-from loaders.videos.pyav import Pyav
+from saturate.contracts import Rows
+from saturate.loaders.videos._planes import Fitter
+from saturate.loaders.videos._reading import Read
+from saturate.loaders.videos._worker import REFUSED
+from saturate.loaders.videos.dali_video import Cutting, DaliVideo, Filling
+from saturate.loaders.videos.exact import exact
+from saturate.loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, shows_what_is_asked
 from tests.unit.test_clip_readers import patterns

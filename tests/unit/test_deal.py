@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Rows, UserError
-from loaders.videos._pool import Pool
-from loaders.videos._scheduler import Deal, Pace, Unit
-from loaders.videos.exact import exact
+from saturate.contracts import Rows, UserError
+from saturate.loaders.videos._pool import Pool
+from saturate.loaders.videos._scheduler import Deal, Pace, Unit
+from saturate.loaders.videos.exact import exact
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from settings.config import parse
-from tasks import tables
+from saturate.settings.config import parse
+from saturate.tasks import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS: dict[str, str] = yaml.safe_load(

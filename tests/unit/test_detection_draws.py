@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from plan.boxes import DetectionPolicy
+from saturate.plan.boxes import DetectionPolicy
 
 
 def test_outputs_are_as_large_as_torchvisions_detectors_make_them() -> None:

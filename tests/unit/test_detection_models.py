@@ -15,9 +15,9 @@ import torchvision
 from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
-from models import Loaded, Native, _rcnn
-from models.detection import OWN, Detector, build, names, native
-from plan.boxes import canvas
+from saturate.models import Loaded, Native, _rcnn
+from saturate.models.detection import OWN, Detector, build, names, native
+from saturate.plan.boxes import canvas
 
 TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -45,7 +45,7 @@ def made(
 
 
 def outline(arch: str, **chosen: Any) -> nn.Module:
-    with torch.device("meta"), patch("models.detection._fit_to_shape"):
+    with torch.device("meta"), patch("saturate.models.detection._fit_to_shape"):
         return made(arch, **chosen)[0]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from contracts import UserError
-from models import Native
-from plan.boxes import DetectionPlan, DetectionPolicy
-from settings.augmentation import AugmentationSettings
-from settings.detection import Detection
-from tasks._plans import detection_policies
+from saturate.contracts import UserError
+from saturate.models import Native
+from saturate.plan.boxes import DetectionPlan, DetectionPolicy
+from saturate.settings.augmentation import AugmentationSettings
+from saturate.settings.detection import Detection
+from saturate.tasks._plans import detection_policies
 from tests.conformance.plans import SHORT_SIDES, boxed
 from tests.unit.annotated import columns
 

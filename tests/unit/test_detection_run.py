@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Split, UserError
-from dataset.stores.folder import Folder
-from report.console import Console
-from settings.config import Config, build
-from system import fonts
-from tasks import _detections, _plots
-from tasks._coco import Scores
-from tasks.detection import KIND as kind
-from tasks.detection import Detection
-from tasks.kind import Asked
+from saturate.contracts import Split, UserError
+from saturate.dataset.stores.folder import Folder
+from saturate.report.console import Console
+from saturate.settings.config import Config, build
+from saturate.system import fonts
+from saturate.tasks import _detections, _plots
+from saturate.tasks._coco import Scores
+from saturate.tasks.detection import KIND as kind
+from saturate.tasks.detection import Detection
+from saturate.tasks.kind import Asked
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.test_detection_task import NATIVE, all_right, measured
 

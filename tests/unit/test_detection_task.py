@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Rows
-from dataset.coco.columns import COCO_IDS, class_names
-from models import Native
-from models.detection import Detector
-from plan.boxes import DetectionPlan
-from settings.config import build
-from tasks._plans import detection_policies
-from tasks.detection import KIND_OF_SQUARES, Detection
+from saturate.contracts import Batch, Rows
+from saturate.dataset.coco.columns import COCO_IDS, class_names
+from saturate.models import Native
+from saturate.models.detection import Detector
+from saturate.plan.boxes import DetectionPlan
+from saturate.settings.config import build
+from saturate.tasks._plans import detection_policies
+from saturate.tasks.detection import KIND_OF_SQUARES, Detection
 from tests.unit.conftest import COCO_IMAGES
 from tests.unit.test_meter import alone
 from tests.unit.test_ssd import small

@@ -14,8 +14,8 @@ from torch import nn
 from torchvision.models._api import WeightsEnum
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from models import Unusable
-from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, build
+from saturate.models import Unusable
+from saturate.models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, build
 from tests.unit.test_detection_models import (
     CLASSES,
     KEYPOINTS,
@@ -101,7 +101,7 @@ def test_the_same_layers_are_frozen_as_in_torchvision(
     with torch.device("meta"):
         whole_weights = torchvision.models.get_model_weights(arch)["COCO_V1"]
         wanted = torchvision.models.get_model(arch, weights=whole_weights)
-        with patch("models.detection._fit_to_shape"):
+        with patch("saturate.models.detection._fit_to_shape"):
             got, new = build(
                 arch,
                 classes=len(whole_weights.meta["categories"]),
@@ -137,7 +137,7 @@ def test_published_norms_without_eps_keep_their_meaning(
     """torchvision gives these an eps of 0; ours have the usual one and variances that are smaller by it, so
     checkpoints agree.
     """
-    monkeypatch.setattr("models.detection.EPS_FREE", (SMALL,))
+    monkeypatch.setattr("saturate.models.detection.EPS_FREE", (SMALL,))
     state = dict(small_state())
     variances = {
         name: torch.rand(value.shape) * 2 + 1e-4

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch, UserError
-from models import Unusable
-from models.classification import native
-from system.torch_files import load
-from tasks._distillation import Distilled, read_teacher
-from tasks.classification import KIND, Classification
+from saturate.contracts import Batch, UserError
+from saturate.models import Unusable
+from saturate.models.classification import native
+from saturate.system.torch_files import load
+from saturate.tasks._distillation import Distilled, read_teacher
+from saturate.tasks.classification import KIND, Classification
 
 SHAPE = (2, 3, 64, 64)
 
@@ -125,7 +125,7 @@ def test_a_teacher_takes_growing_images(
     def refuses(module: nn.Module, shape: tuple[int, ...]) -> None:
         raise AssertionError(f"height {shape[2]} is not 64")
 
-    monkeypatch.setattr("tasks._distillation.dry_run", refuses)
+    monkeypatch.setattr("saturate.tasks._distillation.dry_run", refuses)
     message = "^--teacher .*: --image-size-start 32 does not suit .*height 32 is not 64"
     with pytest.raises(Unusable, match=message):
         taught_by(checkpoint, start=32)

@@ -17,12 +17,18 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import NotFinite, UserError
-from engine import distributed
-from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
-from engine.loss_log import LossLog
-from system import resources
-from system.resources import memory_bytes
+from saturate.contracts import NotFinite, UserError
+from saturate.engine import distributed
+from saturate.engine.distributed import (
+    ProcessWorld,
+    Vote,
+    cores,
+    leave,
+    prepare_process,
+)
+from saturate.engine.loss_log import LossLog
+from saturate.system import resources
+from saturate.system.resources import memory_bytes
 from tests.end_to_end.runs import Runner, free_port
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
@@ -268,7 +274,7 @@ def test_gradients_are_rounded_while_they_are_summed(
 
 PREPARED = """
 import os
-from engine.distributed import cores, prepare_process
+from saturate.engine.distributed import cores, prepare_process
 device = prepare_process()
 import torch
 names = "CUDA_DEVICE_MAX_CONNECTIONS OMP_WAIT_POLICY GOMP_SPINCOUNT NCCL_GRAPH_REGISTER PYTORCH_ALLOC_CONF"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plan.draws import key
+from saturate.plan.draws import key
 
 
 def test_every_bit_of_a_word_counts() -> None:

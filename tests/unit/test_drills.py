@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Feed, Rows
-from loaders._staging import Staged, Staging
-from plan.geometry import upright
+from saturate.contracts import Feed, Rows
+from saturate.loaders._staging import Staged, Staging
+from saturate.plan.geometry import upright
 
 
 class Toy(Staging):
@@ -80,8 +80,8 @@ def test_a_loader_is_one_file_and_one_line(
     asked = f"""
 from benchmarks.loader import expanded
 from scripts._probes import loaders
-from settings.config import parse
-from tasks.classification import KIND
+from saturate.settings.config import parse
+from saturate.tasks.classification import KIND
 print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),
       "toy" in expanded("--loaders", ["auto"], 0))
 """
@@ -106,13 +106,13 @@ class Halved(Augmentation):
 '''
 LINES = [
     (
-        "settings/augmentation.py",
+        "saturate/settings/augmentation.py",
         "    erase: Share",
         '    halved: Share = 0.0\n    """Probability of half."""',
     ),
-    ("plan/draws.py", "    ORDER = 1\n", "    HALVED = 99"),
-    ("plan/ops.py", "    DISTORT = 1,", "    HALVED = 18, 0"),
-    ("plan/augment.py", "AUGMENTATIONS: tuple", HALVED),
+    ("saturate/plan/draws.py", "    ORDER = 1\n", "    HALVED = 99"),
+    ("saturate/plan/ops.py", "    DISTORT = 1,", "    HALVED = 18, 0"),
+    ("saturate/plan/augment.py", "AUGMENTATIONS: tuple", HALVED),
     (
         "loaders/_ops.py",
         "    Op.ERASE: _erase,",
@@ -127,17 +127,17 @@ def test_an_augmentation_is_a_setting_a_class_and_an_operation(
 ) -> None:
     for name, before, text in LINES:
         add_line(tree / name, before, text)
-    table = tree / "plan/augment.py"
+    table = tree / "saturate/plan/augment.py"
     table.write_text(
         table.read_text(encoding="utf-8").replace("(Auto, ", "(Halved, Auto, "),
         encoding="utf-8",
     )
     drawn = """
 import numpy as np, torch
-from loaders._ops import operated
-from models import Native
-from settings.config import parse
-from tasks._plans import augment
+from saturate.loaders._ops import operated
+from saturate.models import Native
+from saturate.settings.config import parse
+from saturate.tasks._plans import augment
 config = parse(["--halved", "0.5", "--grayscale", "1"])
 ids = np.arange(400)
 made = augment(config.augmentation, Native(8, (0.5,) * 3, (0.5,) * 3))

@@ -22,8 +22,8 @@ IMAGES = [*scenes.small(8).values()]
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the project with one file and one line more."""
     copy = copied(tmp_path_factory.mktemp("drill") / "tree")
-    (copy / "dataset/stores/toy.py").write_text(TOY)
-    add_line(copy / "dataset/stores/__init__.py", '    "tar": ', LINE)
+    (copy / "saturate/dataset/stores/toy.py").write_text(TOY)
+    add_line(copy / "saturate/dataset/stores/__init__.py", '    "tar": ', LINE)
     return copy
 
 
@@ -68,7 +68,7 @@ def test_it_trains_from_toy_shards_and_says_what_is_left_out(
 CODE = """
 import sys
 from pathlib import Path
-from dataset.open import open_split
+from saturate.dataset.open import open_split
 toy, tar = (open_split(Path(each) / "train", cache=sys.argv[3]) for each in sys.argv[1:3])
 assert toy.columns.fingerprint == tar.columns.fingerprint
 print([len(tar.source.read(sample)) for sample in range(len(tar.columns))])

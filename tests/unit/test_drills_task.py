@@ -23,7 +23,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with tasks/toy.py, and its line in TASKS."""
     copy = copied(tmp_path_factory.mktemp("drill") / "tree")
     shutil.copy(copy / "tests/conformance/toy_task.py", copy / "tasks/toy.py")
-    table = copy / "tasks/__init__.py"
+    table = copy / "saturate/tasks/__init__.py"
     add_line(table, '    "classification": ', '    "toy": "tasks.toy",')
     return copy
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts import UserError
-from engine.exit_codes import line_of
+from saturate.contracts import UserError
+from saturate.engine.exit_codes import line_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> Non
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_what_slurm_sends_before_the_loop_listens(number: signal.Signals) -> None:
     """It ends the program as SIGTERM does: the job's script requeues that."""
-    code = f"import os, time; from settings import preflight; preflight.begin('x'); os.kill(os.getpid(), {number:d})"
+    code = f"import os, time; from saturate.settings import preflight; preflight.begin('x'); os.kill(os.getpid(), {number:d})"
     ended = subprocess.run([sys.executable, "-c", f"{code}; time.sleep(9)"], cwd=ROOT)
     assert ended.returncode == -signal.SIGTERM
 
@@ -65,7 +65,7 @@ def test_what_slurm_sends_before_the_loop_listens(number: signal.Signals) -> Non
 def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
     """Its first file is not one of them, and what it says goes nowhere."""
     code = (
-        "import sys; from settings import preflight; preflight.begin('x'); "
+        "import sys; from saturate.settings import preflight; preflight.begin('x'); "
         "file = open(sys.argv[1], 'w'); print('said', flush=True); "
         "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
     )

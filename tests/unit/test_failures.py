@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from contracts import UserError
-from engine.failures import Failures
+from saturate.contracts import UserError
+from saturate.engine.failures import Failures
 
 
 @pytest.mark.parametrize(

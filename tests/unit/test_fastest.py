@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-import loaders
-from contracts import Batch, UserError
-from engine import autotune
-from engine.autotune import Answers, Choice
-from report.phases import Phases
-from settings.config import parse
-from settings.optimisation import Optimisation
-from tasks.classification import KIND, Classification
+from saturate import loaders
+from saturate.contracts import Batch, UserError
+from saturate.engine import autotune
+from saturate.engine.autotune import Answers, Choice
+from saturate.report.phases import Phases
+from saturate.settings.config import parse
+from saturate.settings.optimisation import Optimisation
+from saturate.tasks.classification import KIND, Classification
 from tests.unit.steps import composed
 from tests.unit.test_ceilings import SIZE, batch_of, net
 from tests.unit.test_meter import Clock, Threads, alone, on_ranks

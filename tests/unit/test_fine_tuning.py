@@ -10,9 +10,9 @@ import pytest
 import torch
 from torchvision.models import resnet18
 
-from models.frozen import freeze
-from settings.config import build
-from tasks.classification import Classification, balancing
+from saturate.models.frozen import freeze
+from saturate.settings.config import build
+from saturate.tasks.classification import Classification, balancing
 from tests.unit.test_classification import batch_of, random, rows
 
 

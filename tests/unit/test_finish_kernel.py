@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Feed, Pixels, Rows
-from loaders._postprocess import Finish
-from plan.geometry import TRANSPOSE
-from system.triton_kernels import hash_ahead
+from saturate.contracts import Feed, Pixels, Rows
+from saturate.loaders._postprocess import Finish
+from saturate.plan.geometry import TRANSPOSE
+from saturate.system.triton_kernels import hash_ahead
 from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
@@ -39,7 +39,7 @@ def rows_of(shape: tuple[int, ...], *, exif: bool = False) -> Rows:
 
 def differences(device: torch.device) -> list[tuple[float, float]]:
     """Return how many numbers of images the kernel and torch give otherwise, and how many there are."""
-    from loaders import _postprocess_kernel
+    from saturate.loaders import _postprocess_kernel
 
     generator = torch.Generator().manual_seed(0)
     found = []

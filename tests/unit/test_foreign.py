@@ -8,8 +8,8 @@ import re
 import pytest
 from PIL import Image
 
-from dataset.images.headers import parse
-from dataset.scan.manifest import Rejected
+from saturate.dataset.images.headers import parse
+from saturate.dataset.scan.manifest import Rejected
 from tests.unit.folders import JPEG
 
 

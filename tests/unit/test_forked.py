@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from contracts import UserError
-from loaders._workers import Workers
-from loaders.videos._pool import Pool
-from system import processes
+from saturate.contracts import UserError
+from saturate.loaders._workers import Workers
+from saturate.loaders.videos._pool import Pool
+from saturate.system import processes
 from tests.unit.test_deal import rows_of, serve
 
 ROOT = Path(__file__).parents[2]

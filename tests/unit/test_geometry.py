@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import Rows
-from loaders import _flips
-from loaders._memory import to_device
-from plan import geometry
+from saturate.contracts import Rows
+from saturate.loaders import _flips
+from saturate.loaders._memory import to_device
+from saturate.plan import geometry
 from tests.conformance.placed import turned
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, UserError
-from engine import graphed
-from engine.step import Step
-from settings.optimisation import Optimisation
-from tasks.classification import Classification
+from saturate.contracts import Batch, UserError
+from saturate.engine import graphed
+from saturate.engine.step import Step
+from saturate.settings.optimisation import Optimisation
+from saturate.tasks.classification import Classification
 from tests.unit.steps import composed
 from tests.unit.test_ceilings import SIZE, batch_of, net
 from tests.unit.test_meter import Threads, on_ranks

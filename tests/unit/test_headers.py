@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataset.images.columns import FORMATS, HEADER, Header
-from dataset.images.headers import parse, read_header
-from dataset.scan.byte_ranges import Files
-from dataset.scan.manifest import Rejected
+from saturate.dataset.images.columns import FORMATS, HEADER, Header
+from saturate.dataset.images.headers import parse, read_header
+from saturate.dataset.scan.byte_ranges import Files
+from saturate.dataset.scan.manifest import Rejected
 
 SAMPLES = Path(
     os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data"

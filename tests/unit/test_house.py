@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {"contracts", "system"},
     "plan": {"contracts"},
     "models": {"system"},
-    "dataset": {"contracts", "system", "plan.draws"},
+    "dataset": {"contracts", "system", "saturate.plan.draws"},
     "loaders": {"contracts", "system", "dataset", "plan"},
     "tasks": {
         "contracts",
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"contracts", "system", "settings"},
 }
 """Room -> the rooms, or single modules, that it may import."""
-FOR_HELP = {("settings/preflight.py", "tasks")}
+FOR_HELP = {("saturate/settings/preflight.py", "tasks")}
 """What a file imports beyond that: tables of names, for --help-all alone."""
 EVERYTHING = {"train", "predict", "scripts", "benchmarks", "tests"}
 ROOMS = {*MAY_IMPORT, *EVERYTHING}
@@ -127,14 +127,14 @@ def test_imports_run_one_way() -> None:
     ("path", "source", "wrong"),
     [
         (
-            "engine/loop.py",
-            "def f():\n    import loaders.images.torchvision as x",
+            "saturate/engine/loop.py",
+            "def f():\n    import saturate.loaders.images.torchvision as x",
             True,
         ),
         ("loaders/x.py", "importlib.import_module('tasks.classification')", True),
         ("dataset/x.py", "from ..manifest import Images", True),
-        ("dataset/x.py", "from plan.epoch import EpochPlan", True),
-        ("dataset/x.py", "from plan.draws import key", False),
+        ("dataset/x.py", "from saturate.plan.epoch import EpochPlan", True),
+        ("dataset/x.py", "from saturate.plan.draws import key", False),
         ("models/x.py", "import torchvision.models, datasets, engine_room", False),
     ],
 )
@@ -166,7 +166,7 @@ def test_one_training_step_in_the_repository() -> None:
         if path.parts[0] != "tests"
     }
     assert {path: count for path, count in counts.items() if count} == {
-        "engine/step.py": 1,
+        "saturate/engine/step.py": 1,
         "benchmarks/baselines/train.py": 1,
     }
     assert backwards("scaler.scale(f(x)).backward()\ntorch.autograd.backward(x)") == 2

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import pytest
 from pyarrow import csv
 
-from contracts import Split, UserError
-from dataset.images.columns import Images
-from dataset.stores import list as image_list
+from saturate.contracts import Split, UserError
+from saturate.dataset.images.columns import Images
+from saturate.dataset.stores import list as image_list
 from tests.unit.folders import JPEG, PNG, fill, rejected
 
 WRITTEN = {"train/ant/0.jpg": JPEG, "train/bee/1.jpg": PNG, "other/2.jpg": JPEG}

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import UserError
-from dataset.coco.columns import COCO_IDS, Instances, class_numbers, mirrored
-from dataset.coco.synthetic import SyntheticInstances
+from saturate.contracts import UserError
+from saturate.dataset.coco.columns import COCO_IDS, Instances, class_numbers, mirrored
+from saturate.dataset.coco.synthetic import SyntheticInstances
 from tests.unit.coco_files import changed, document, opened, write, write_coco
 
 DENSE = list(range(1, 81))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts import UserError
+from saturate.contracts import UserError
 from tests.unit.folders import JPEG, fill, reasons
 from tests.unit.test_splits import Console, names, opened
 from tests.unit.video_files import make

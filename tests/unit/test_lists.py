@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.scan.lists import Grammar, Labels, List, class_names
+from saturate.dataset.scan.lists import Grammar, Labels, List, class_names
 from tests.unit.folders import refused
 
 IMAGES = Grammar(expected="a line is 'path label'")

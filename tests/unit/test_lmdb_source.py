@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Split
-from dataset.open import open_split
-from dataset.stores import lmdb as source
-from dataset.stores.lmdb import Store
-from loaders._workers import died
+from saturate.contracts import Split
+from saturate.dataset.open import open_split
+from saturate.dataset.stores import lmdb as source
+from saturate.dataset.stores.lmdb import Store
+from saturate.loaders._workers import died
 from tests.conformance import scenes
 from tests.conformance.sources import write_lmdb
 from tests.unit.folders import refused, samples

@@ -17,15 +17,15 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
-from engine import checkpoint, unkillable
-from engine.checkpoint import Checkpoints, Progress, Resume
-from engine.distributed import ProcessWorld
-from engine.failures import Failures
-from engine.loop import Training
-from engine.validation import Validation
-from settings.optimisation import Optimisation
-from settings.run import Run
+from saturate.contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
+from saturate.engine import checkpoint, unkillable
+from saturate.engine.checkpoint import Checkpoints, Progress, Resume
+from saturate.engine.distributed import ProcessWorld
+from saturate.engine.failures import Failures
+from saturate.engine.loop import Training
+from saturate.engine.validation import Validation
+from saturate.settings.optimisation import Optimisation
+from saturate.settings.run import Run
 
 SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.images.columns import Images
-from dataset.scan import manifest
-from dataset.scan.manifest import NoManifest
-from dataset.stores.folder import open_folder
+from saturate.dataset.images.columns import Images
+from saturate.dataset.scan import manifest
+from saturate.dataset.scan.manifest import NoManifest
+from saturate.dataset.stores.folder import open_folder
 from tests.unit.folders import JPEG, PNG, fill, names, refused, scanned
 
 
@@ -129,8 +129,8 @@ def test_a_damaged_manifest_is_made_anew(
 SLOW = """
     import sys, time
     from pathlib import Path
-    from dataset.images import headers, scan
-    from dataset.stores.folder import open_folder
+    from saturate.dataset.images import headers, scan
+    from saturate.dataset.stores.folder import open_folder
     real = headers.read_header
     headers.read_header = lambda size, read_at: (time.sleep({each}), real(size, read_at))[1]
     scan.FEW = {few}

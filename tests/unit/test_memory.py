@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from contracts import UserError
-from engine import memory
+from saturate.contracts import UserError
+from saturate.engine import memory
 
 
 @pytest.mark.parametrize(

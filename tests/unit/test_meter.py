@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import RateWindow
-from report.meter import Meter, bound, steady
+from saturate.contracts import RateWindow
+from saturate.report.meter import Meter, bound, steady
 
 
 class Threads:

@@ -19,12 +19,12 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from contracts import UserError
-from dataset.stores import claim, mirror, remote
-from dataset.stores.claim import Claim
-from engine.checkpoint import Checkpoints
-from engine.distributed import ProcessWorld
-from system import processes, storage
+from saturate.contracts import UserError
+from saturate.dataset.stores import claim, mirror, remote
+from saturate.dataset.stores.claim import Claim
+from saturate.engine.checkpoint import Checkpoints
+from saturate.engine.distributed import ProcessWorld
+from saturate.system import processes, storage
 from tests.unit.folders import contents, refused
 
 OTHER = Claim(run="other", holder="elsewhere 1", number=1)

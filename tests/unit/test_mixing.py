@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from contracts import Batch, Rows
-from plan.augment import Augment
-from plan.draws import bits
-from plan.images import ImagePlan, ImagePolicy
-from plan.mixing import MOST_ALPHA, Mixing, beta
-from tasks.classification import Classification
+from saturate.contracts import Batch, Rows
+from saturate.plan.augment import Augment
+from saturate.plan.draws import bits
+from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.plan.mixing import MOST_ALPHA, Mixing, beta
+from saturate.tasks.classification import Classification
 from tests.unit.test_classification import rows
 
 SIDE = 16

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torchvision
 
-from contracts import UserError
-from dataset.model_classes import ModelClasses
-from models import classification, detection, video
+from saturate.contracts import UserError
+from saturate.dataset.model_classes import ModelClasses
+from saturate.models import classification, detection, video
 
 OURS = ModelClasses(names=("ant", "bee", "cow"), origin="--resume a.pt")
 V2 = "IMAGENET1K_V2"

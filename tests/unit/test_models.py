@@ -12,10 +12,10 @@ import torch
 import torchvision
 from torch import nn
 
-from models import Loaded, Unusable
-from models.classification import build, native
-from settings.augmentation import AugmentationSettings
-from tasks._plans import image_policies
+from saturate.models import Loaded, Unusable
+from saturate.models.classification import build, native
+from saturate.settings.augmentation import AugmentationSettings
+from saturate.tasks._plans import image_policies
 
 FAMILIES = [
     "alexnet",

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from contracts import Split
-from dataset.coco import layouts
-from dataset.model_classes import ModelClasses
-from dataset.open import open_splits
-from dataset.pairs import layouts as pairs
-from dataset.scan import names
-from report.summary import left_out
-from settings.config import build
+from saturate.contracts import Split
+from saturate.dataset.coco import layouts
+from saturate.dataset.model_classes import ModelClasses
+from saturate.dataset.open import open_splits
+from saturate.dataset.pairs import layouts as pairs
+from saturate.dataset.scan import names
+from saturate.report.summary import left_out
+from saturate.settings.config import build
 from tests.unit.folders import JPEG, fill, reasons, refused
 from tests.unit.test_splits import Console
 

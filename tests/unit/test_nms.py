@@ -9,9 +9,9 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
-from loaders import _ops
-from loaders.videos import _surfaces
-from models import _nms
+from saturate.loaders import _ops
+from saturate.loaders.videos import _surfaces
+from saturate.models import _nms
 from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
@@ -37,7 +37,7 @@ def test_what_survives_is_what_no_survivor_overlaps() -> None:
 
 INTERPRETED = """
 import torch
-from models import _nms, _nms_kernel
+from saturate.models import _nms, _nms_kernel
 from tests.unit.test_nms import groups
 for seed, (count, threshold) in enumerate([(1, 0.5), (24, 0.1), (24, 0.5)]):
     boxes, alive = groups(seed, count, 2)
@@ -56,9 +56,9 @@ def test_the_kernel_keeps_what_torchvision_keeps(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("module", "kernel"),
     [
-        (_nms, "models._nms_kernel"),
-        (_ops, "loaders._ops_kernel"),
-        (_surfaces, "loaders.videos._surfaces_kernel"),
+        (_nms, "saturate.models._nms_kernel"),
+        (_ops, "saturate.loaders._ops_kernel"),
+        (_surfaces, "saturate.loaders.videos._surfaces_kernel"),
     ],
 )
 def test_where_no_kernel_is_built_that_is_said_once(module: Any, kernel: str) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import Undecodable
-from loaders.videos._engines import CLIP_TICKS, Nvdec, capabilities, within
-from loaders.videos._packets import Packets
-from loaders.videos._planes import Picture
-from loaders.videos._surfaces import Fit
-from loaders.videos.nvdec import runs
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._engines import CLIP_TICKS, Nvdec, capabilities, within
+from saturate.loaders.videos._packets import Packets
+from saturate.loaders.videos._planes import Picture
+from saturate.loaders.videos._surfaces import Fit
+from saturate.loaders.videos.nvdec import runs
 from tests.unit.clip_kinds import Made
 from tests.unit.engines import Codec
 from tests.unit.video_files import number

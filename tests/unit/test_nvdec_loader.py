@@ -15,12 +15,12 @@ import psutil
 import pytest
 import torch
 
-from loaders import default_loader, open_loader
-from loaders.videos import _packets, _reading
-from loaders.videos._engines import capabilities, within
-from loaders.videos._worker import LOST, REFUSED
-from loaders.videos.exact import exact, sort_of
-from loaders.videos.nvdec import loader
+from saturate.loaders import default_loader, open_loader
+from saturate.loaders.videos import _packets, _reading
+from saturate.loaders.videos._engines import capabilities, within
+from saturate.loaders.videos._worker import LOST, REFUSED
+from saturate.loaders.videos.exact import exact, sort_of
+from saturate.loaders.videos.nvdec import loader
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
 from tests.unit.test_clip_loaders import (

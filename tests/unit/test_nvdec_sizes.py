@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from av.bitstream import BitStreamFilterContext
 
-from dataset.videos.scan import open_videos
-from loaders import Undecodable
-from loaders.videos._packets import Packets
-from loaders.videos._planes import pixels_of
-from loaders.videos._surfaces import Fit
-from loaders.videos.dali_video import Cutting
-from loaders.videos.exact import exact
-from loaders.videos.pyav import Pyav
+from saturate.dataset.videos.scan import open_videos
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._packets import Packets
+from saturate.loaders.videos._planes import pixels_of
+from saturate.loaders.videos._surfaces import Fit
+from saturate.loaders.videos.dali_video import Cutting
+from saturate.loaders.videos.exact import exact
+from saturate.loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
 from tests.unit.test_nvdec import Reading, numbers

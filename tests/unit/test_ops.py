@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from loaders._ops import distort, operated
-from plan import ops
-from plan.ops import (
+from saturate.loaders._ops import distort, operated
+from saturate.plan import ops
+from saturate.plan.ops import (
     PERMUTATIONS,
     Op,
     distortions,

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import _ops
-from loaders._memory import to_device
-from plan import ops
-from plan.ops import Op
+from saturate.loaders import _ops
+from saturate.loaders._memory import to_device
+from saturate.plan import ops
+from saturate.plan.ops import Op
 from tests.conformance.pictures import photograph
 from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
@@ -75,7 +75,7 @@ def apart(device: torch.device) -> list[tuple[float, float]]:
 
 
 def rows_apart(device: torch.device, numbers: Any) -> list[tuple[float, float]]:
-    from loaders import _ops_kernel
+    from saturate.loaders import _ops_kernel
 
     frames = [photograph(seed, HEIGHT, WIDTH) for seed in range(2 * len(numbers))]
     levels = (

@@ -11,9 +11,9 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from loaders._ops import OPERATIONS, operated
-from plan import affine, ops
-from plan.ops import Op
+from saturate.loaders._ops import OPERATIONS, operated
+from saturate.plan import affine, ops
+from saturate.plan.ops import Op
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 HEIGHT, WIDTH = 23, 30

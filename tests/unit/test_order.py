@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan.order import BLOCK, CHUNK, grouped, order, repeated
+from saturate.plan.order import BLOCK, CHUNK, grouped, order, repeated
 
 COUNTS = st.one_of(
     st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dataset.model_classes import ModelClasses
-from dataset.open import open_splits
-from dataset.val_split import sketched
+from saturate.dataset.model_classes import ModelClasses
+from saturate.dataset.open import open_splits
+from saturate.dataset.val_split import sketched
+from saturate.settings.config import FACTS, build
+from saturate.tasks.initial_state import Start
 from scripts import pack
-from settings.config import FACTS, build
-from tasks.initial_state import Start
 from tests.unit.folders import JPEG, PNG, fill, refused
 from tests.unit.test_splits import Console
 

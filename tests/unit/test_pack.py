@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contracts import Split, UserError
-from dataset.open import open_split, open_splits
+from saturate.contracts import Split, UserError
+from saturate.dataset.open import open_split, open_splits
+from saturate.settings.config import build
 from scripts import _stores, pack
-from settings.config import build
 from tests.conformance import scenes, sources
 from tests.conformance.sources import LAYOUTS, all_read
 from tests.unit.folders import fill

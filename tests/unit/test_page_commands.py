@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from saturate.settings import config
+from saturate.settings.cli import flags
 from scripts import bench, planted, published, tune
-from settings import config
-from settings.cli import flags
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -131,7 +131,7 @@ def test_modules_that_blocks_import_are_there() -> None:
         for block in FENCED.findall(text)
         for pair in re.findall(r"\bfrom (\w+(?:\.\w+)+) import (\w+)", block)
     }
-    assert ("dataset.coco.scan", "open_coco") in named
+    assert ("saturate.dataset.coco.scan", "open_coco") in named
     for module, name in named:
         assert hasattr(import_module(module), name), f"{module} has no {name}"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from report import phases
-from report.phases import Phases
+from saturate.report import phases
+from saturate.report.phases import Phases
 
 
 @pytest.fixture

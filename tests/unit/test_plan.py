@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Rows, UserError
-from dataset.synthetic import NoBytes
-from loaders import open_loader
-from models import Native
-from models.classification import MEAN, STD
-from plan.augment import Augment, Jitter
-from plan.balance import Balance
-from plan.images import Growth, ImagePlan, ImagePolicy
-from plan.order import order
-from settings.augmentation import AugmentationSettings
-from tasks._plans import image_policies
+from saturate.contracts import Rows, UserError
+from saturate.dataset.synthetic import NoBytes
+from saturate.loaders import open_loader
+from saturate.models import Native
+from saturate.models.classification import MEAN, STD
+from saturate.plan.augment import Augment, Jitter
+from saturate.plan.balance import Balance
+from saturate.plan.images import Growth, ImagePlan, ImagePolicy
+from saturate.plan.order import order
+from saturate.settings.augmentation import AugmentationSettings
+from saturate.tasks._plans import image_policies
 from tests.conformance.plans import images
 
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaders.videos._planes import Fitter, rgb
-from loaders.videos.pyav import ACCURATE, planes
+from saturate.loaders.videos._planes import Fitter, rgb
+from saturate.loaders.videos.pyav import ACCURATE, planes
 
 
 def photograph(height: int, width: int) -> np.ndarray:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import UserError
-from plan.images import ImagePlan, ImagePolicy
-from settings.config import Config, parse
-from tasks._plans import pair
+from saturate.contracts import UserError
+from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.settings.config import Config, parse
+from saturate.tasks._plans import pair
 
 POLICY = ImagePolicy(window="center", image_size=8, resize=9)
 ALONE: dict[str, int] = {"seed": 0, "world_size": 1, "rank": 0}

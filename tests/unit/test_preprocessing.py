@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from contracts import UserError
-from loaders.images.decoders import resize_window
-from loaders.videos._planes import Fitter, rgb
-from models.detection import build, native
-from plan import windows
-from plan.clips import fixed_window
+from saturate.contracts import UserError
+from saturate.loaders.images.decoders import resize_window
+from saturate.loaders.videos._planes import Fitter, rgb
+from saturate.models.detection import build, native
+from saturate.plan import windows
+from saturate.plan.clips import fixed_window
 from scripts import _export_check, export
 from scripts._preprocessing import (
     ClipFraming,

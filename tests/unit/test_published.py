@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from contracts import UserError
+from saturate.contracts import UserError
+from saturate.settings.cli import flags as read_flags
 from scripts import published
 from scripts.bench import suite_of
-from settings.cli import flags as read_flags
 
 TABLES = [
     (name, table)

@@ -25,8 +25,8 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 
-from models import _rcnn
-from models.detection import (
+from saturate.models import _rcnn
+from saturate.models.detection import (
     Detector,
     _fit_to_shape,
     _keep_pixels_exact,

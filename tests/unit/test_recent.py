@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
-from engine.distributed import ProcessWorld
-from engine.loss_log import LossLog
+from saturate.engine.distributed import ProcessWorld
+from saturate.engine.loss_log import LossLog
 
 CPU = torch.device("cpu")
 

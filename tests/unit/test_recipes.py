@@ -15,15 +15,15 @@ import torchvision
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from contracts import Batch
-from engine import optimizers
-from engine.checkpoint import Checkpoints, Progress, Resume, write
-from engine.distributed import ProcessWorld
-from engine.ema import Ema
-from engine.step import Step
-from models import classification as registry
-from settings.optimisation import Optimisation
-from tasks.classification import Classification, binary_cross_entropy
+from saturate.contracts import Batch
+from saturate.engine import optimizers
+from saturate.engine.checkpoint import Checkpoints, Progress, Resume, write
+from saturate.engine.distributed import ProcessWorld
+from saturate.engine.ema import Ema
+from saturate.engine.step import Step
+from saturate.models import classification as registry
+from saturate.settings.optimisation import Optimisation
+from saturate.tasks.classification import Classification, binary_cross_entropy
 from tests.unit.steps import CPU, composed
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 

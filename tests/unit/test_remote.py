@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import pytest
 from PIL import Image
 
-from contracts import Split
-from dataset.open import are_files, open_splits
-from dataset.stores import bucket, mirror, remote
-from dataset.stores.disk_cache import Kept
-from loaders._read_retry import read
+from saturate.contracts import Split
+from saturate.dataset.open import are_files, open_splits
+from saturate.dataset.stores import bucket, mirror, remote
+from saturate.dataset.stores.disk_cache import Kept
+from saturate.loaders._read_retry import read
+from saturate.settings.config import build
 from scripts import pack
-from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards
 from tests.unit.folders import fill, refused
@@ -480,7 +480,7 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
 KEEPS = """
 import sys
 from pathlib import Path
-from dataset.stores.disk_cache import Kept
+from saturate.dataset.stores.disk_cache import Kept
 kept = Kept(Path(sys.argv[1]), int(sys.argv[2]))
 for number in range(60):
     content = b"%d" % number * 300

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dataset.stores import claim, mirror, remote
+from saturate.dataset.stores import claim, mirror, remote
 from tests.conformance.sources import all_read, write_shards
 from tests.unit.test_mirror import at_once, save
 from tests.unit.test_remote import FILES, opened

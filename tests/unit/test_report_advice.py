@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from report.advice import advice, told_bound
-from settings.config import GROUP_OF
+from saturate.report.advice import advice, told_bound
+from saturate.settings.config import GROUP_OF
 
 
 def summary(bound: str | None, busy: float | None = None, **more: Any) -> Any:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from contracts import counted
-from report.console import Bar, Console, rows
+from saturate.contracts import counted
+from saturate.report.console import Bar, Console, rows
+from saturate.settings.config import build
+from saturate.tasks import TASKS, kind_of
+from saturate.tasks.classification import KIND
+from saturate.tasks.kind import TaskKind
 from scripts.export import EXPORTED
-from settings.config import build
-from tasks import TASKS, kind_of
-from tasks.classification import KIND
-from tasks.kind import TaskKind
 from tests.unit.test_meter import Clock
 
 SUMMARY: dict[str, Any] = {

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from contracts import Figure
-from report import curves
+from saturate.contracts import Figure
+from saturate.report import curves
 
 TOP1 = Figure(name="top1", title="top-1", unit="%")
 SUMMARY = {"epoch_samples": 40, "rate": {"unit": "img/s"}}

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from contracts import RateWindow
-from tasks.detection import KIND
+from saturate.contracts import RateWindow
+from saturate.tasks.detection import KIND
 from tests.unit.test_report_reporter import Told
 from tests.unit.test_report_tensorboard import read
 

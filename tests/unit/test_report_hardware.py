@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from report import hardware
-from report.hardware import OF_A_GPU, Sampler, host_gib
+from saturate.report import hardware
+from saturate.report.hardware import OF_A_GPU, Sampler, host_gib
 
 CPU = torch.device("cpu")
 

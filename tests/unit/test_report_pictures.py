@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from contracts import Batch
-from report.pictures import augmented
+from saturate.contracts import Batch
+from saturate.report.pictures import augmented
 
 ZERO, ONE = torch.zeros(3), torch.ones(3)
 

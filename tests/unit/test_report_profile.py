@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from report.profile import SKIPPED, STEPS, WARMUP, profiler
+from saturate.report.profile import SKIPPED, STEPS, WARMUP, profiler
 
 
 def run(folder: Path, steps: int) -> list[str]:

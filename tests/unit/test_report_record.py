@@ -17,8 +17,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from contracts import UserError
-from report.record import (
+from saturate.contracts import UserError
+from saturate.report.record import (
     BEGUN,
     VALIDATED,
     Record,
@@ -26,7 +26,7 @@ from report.record import (
     keep_aside,
     unwritable,
 )
-from system import storage
+from saturate.system import storage
 from tests.unit.folders import contents
 
 
@@ -162,7 +162,7 @@ def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
 ORPHAN = """
 import os, signal, sys, time
 from pathlib import Path
-from report.record import claimed
+from saturate.report.record import claimed
 with claimed(Path(sys.argv[1]), resuming=False):
     child = os.fork()
     if child == 0:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from contracts import Counts, Pixels, RateWindow, Reported
-from engine.distributed import ProcessWorld
-from report import summary
-from report.console import Console, rows
-from report.hardware import Sampler
-from report.meter import Meter
-from report.record import Record
-from report.reporter import Reporter
-from tasks.classification import KIND
+from saturate.contracts import Counts, Pixels, RateWindow, Reported
+from saturate.engine.distributed import ProcessWorld
+from saturate.report import summary
+from saturate.report.console import Console, rows
+from saturate.report.hardware import Sampler
+from saturate.report.meter import Meter
+from saturate.report.record import Record
+from saturate.report.reporter import Reporter
+from saturate.tasks.classification import KIND
 from tests.unit.test_report_tensorboard import read
 
 CPU = torch.device("cpu")
@@ -196,7 +196,7 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(
 
     monkeypatch.setattr(told.world, "gather", both)
     monkeypatch.setattr(told.world, "sum", lambda values: 2 * values)
-    monkeypatch.setattr("report.reporter.host_gib", lambda: 1.5)
+    monkeypatch.setattr("saturate.report.reporter.host_gib", lambda: 1.5)
     found = told.finish()
     gpu = {"power_w": 400.0, "utilisation": 0.75, "sm_mhz": None, "throttled": None}
     assert found["gpu"] == gpu
@@ -216,7 +216,8 @@ def test_what_if_is_of_the_rank_that_the_others_wait_for(
     seen = []
     monkeypatch.setattr(told.world, "gather", both)
     monkeypatch.setattr(
-        "report.what_if.predictions", lambda values: seen.append(values["stages"])
+        "saturate.report.what_if.predictions",
+        lambda values: seen.append(values["stages"]),
     )
     found = told.finish()
     assert found["slowest_rank"]["rank"] == 1

@@ -17,7 +17,7 @@ from tensorboard.plugins.hparams import (
     list_session_groups,
 )
 
-from report.tensorboard import (
+from saturate.report.tensorboard import (
     KEYS,
     SETTINGS_FILE,
     Board,
@@ -25,8 +25,8 @@ from report.tensorboard import (
     metrics,
     shares,
 )
-from tasks import compared
-from tasks.classification import KIND
+from saturate.tasks import compared
+from saturate.tasks.classification import KIND
 
 METRICS = metrics(compared())
 SHARE = "share/rate"

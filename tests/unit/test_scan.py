@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.images import scan
-from dataset.images.columns import COLUMNS, FORMATS
-from dataset.stores.folder import Folder, open_folder
+from saturate.dataset.images import scan
+from saturate.dataset.images.columns import COLUMNS, FORMATS
+from saturate.dataset.stores.folder import Folder, open_folder
 from tests.unit.folders import JPEG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
 

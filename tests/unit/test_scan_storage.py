@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from contracts import UserError
-from dataset.coco import annotation_file
-from dataset.coco.scan import open_coco
-from dataset.images.scan import open_images
-from dataset.open import open_split
-from dataset.scan import file_tree
-from dataset.scan.byte_ranges import Files, ReadAt
-from dataset.stores.folder import open_folder
-from dataset.videos import packets
-from loaders._read_retry import read
+from saturate.contracts import UserError
+from saturate.dataset.coco import annotation_file
+from saturate.dataset.coco.scan import open_coco
+from saturate.dataset.images.scan import open_images
+from saturate.dataset.open import open_split
+from saturate.dataset.scan import file_tree
+from saturate.dataset.scan.byte_ranges import Files, ReadAt
+from saturate.dataset.stores.folder import open_folder
+from saturate.dataset.videos import packets
+from saturate.loaders._read_retry import read
 from tests.conformance.scenes import of_two_classes
 from tests.conformance.sources import LAYOUTS, all_read, here
 from tests.unit.coco_files import write_coco

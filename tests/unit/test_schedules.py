@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from engine.schedules import learning_rate, limits, settled, warmup_warning
-from settings.optimisation import Optimisation
+from saturate.engine.schedules import learning_rate, limits, settled, warmup_warning
+from saturate.settings.optimisation import Optimisation
 
 EPOCHS = 90
 PUBLISHED: dict[str, tuple[dict[str, Any], Callable[..., LRScheduler]]] = {

@@ -16,12 +16,12 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from contracts import Array
-from dataset.unlabelled import open_unlabelled
-from loaders.images.decoders import shown_rgb
-from plan.epoch import exif_of
+from saturate.contracts import Array
+from saturate.dataset.unlabelled import open_unlabelled
+from saturate.loaders.images.decoders import shown_rgb
+from saturate.plan.epoch import exif_of
+from saturate.settings.config import build
 from scripts import serve_example
-from settings.config import build
 
 NOTES = {
     "task": "classification",

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Split
-from dataset.open import open_splits
-from report.summary import rejected
-from settings.data import Data
+from saturate.contracts import Split
+from saturate.dataset.open import open_splits
+from saturate.report.summary import rejected
+from saturate.settings.data import Data
 from tests.unit.folders import JPEG, fill, refused
 from tests.unit.test_splits import Console
 

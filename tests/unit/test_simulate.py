@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.stores.folder import open_folder
-from plan.order import order
+from saturate.dataset.stores.folder import open_folder
+from saturate.plan.order import order
 from scripts.simulate import FORMULAS, GIB, ORDER_BYTES, Case, main, table
 from tests.unit.folders import JPEG, fill
 

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from contracts import UserError
-from engine import slurm
-from engine.slurm import first_host, gpus_on_node, has_own_cores, torchrun_variables
+from saturate.contracts import UserError
+from saturate.engine import slurm
+from saturate.engine.slurm import (
+    first_host,
+    gpus_on_node,
+    has_own_cores,
+    torchrun_variables,
+)
 from tests.end_to_end.runs import ROOT, Runner
 
 TASK = """JOB_ID=70001 NTASKS=5 PROCID=3 LOCALID=1 NODEID=1 NNODES=3 TASKS_PER_NODE=2(x2),1
@@ -96,7 +101,7 @@ def test_cores_and_gpus_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 JOINS = """
-from engine.distributed import ProcessWorld, prepare_process
+from saturate.engine.distributed import ProcessWorld, prepare_process
 world = ProcessWorld(prepare_process())
 with world.joined():
     print(world.size, world.gather(world.rank))

@@ -17,11 +17,11 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
-from contracts import Batch, Pixels
-from engine.failures import never_blank
-from loaders import open_loader
-from plan import order
-from plan.images import ImagePlan, ImagePolicy
+from saturate.contracts import Batch, Pixels
+from saturate.engine.failures import never_blank
+from saturate.loaders import open_loader
+from saturate.plan import order
+from saturate.plan.images import ImagePlan, ImagePolicy
 from tests.conformance import pictures, scenes
 from tests.conformance.scenes import Scene
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from contracts import Split, UserError
-from dataset.coco.synthetic import SyntheticInstances
-from dataset.images.columns import Images
-from dataset.images.synthetic import SyntheticImages
-from dataset.open import Content, open_splits, require_splits
-from settings.config import build
+from saturate.contracts import Split, UserError
+from saturate.dataset.coco.synthetic import SyntheticInstances
+from saturate.dataset.images.columns import Images
+from saturate.dataset.images.synthetic import SyntheticImages
+from saturate.dataset.open import Content, open_splits, require_splits
+from saturate.settings.config import build
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import JPEG, fill
 from tests.unit.video_files import make

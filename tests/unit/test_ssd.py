@@ -22,8 +22,8 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops import box_iou
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from models import _ssd
-from models.detection import Detector, _FrozenNorm
+from saturate.models import _ssd
+from saturate.models.detection import Detector, _FrozenNorm
 from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
@@ -201,7 +201,7 @@ def test_padded_targets_have_the_losses_of_listed_ones(seed: int, most: int) -> 
 INTERPRETED = """
 from unittest.mock import patch
 import torch
-from models import _ssd
+from saturate.models import _ssd
 from tests.unit.test_ssd import defaults, padded_from
 for seed, threshold in enumerate([0.5, 0.2]):
     boxes, labels = padded_from(seed)[1].values()

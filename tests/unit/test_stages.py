@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from contracts import RateWindow, Rows
-from loaders import open_loader
-from loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages
-from plan.images import ImagePlan
-from plan.lazy import Lazy
-from report import stages
-from report.meter import Meter, added
+from saturate.contracts import RateWindow, Rows
+from saturate.loaders import open_loader
+from saturate.loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages
+from saturate.plan.images import ImagePlan
+from saturate.plan.lazy import Lazy
+from saturate.report import stages
+from saturate.report.meter import Meter, added
 from tests.conformance.pictures import jpeg, photograph
 from tests.conformance.scenes import scene
 from tests.unit.test_meter import Clock, alone
@@ -51,7 +51,7 @@ def test_a_wait_that_spans_a_pause_counts_from_its_end(
 ) -> None:
     clock = Clock()
     times = SimpleNamespace(perf_counter=clock, thread_time=lambda: 0.0)
-    monkeypatch.setattr("loaders._stages.time", times)
+    monkeypatch.setattr("saturate.loaders._stages.time", times)
     counted = Stages(0)
     meter = Meter(
         alone(),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loaders._memory import (
+from saturate.loaders._memory import (
     ALIGNED,
     fitted,
     pack,

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from contracts import UserError
-from models import Native
-from settings.config import build
-from tasks import architecture, kind_of
-from tasks._plans import image_policies
-from tasks.initial_state import Start
+from saturate.contracts import UserError
+from saturate.models import Native
+from saturate.settings.config import build
+from saturate.tasks import architecture, kind_of
+from saturate.tasks._plans import image_policies
+from saturate.tasks.initial_state import Start
 
 ASKED = {"image_size": 176, "val_image_size": 224, "val_crop_share": 0.95}
 USED = {"image_size": 224, "val_resize": 235}  # what a validation with these has used

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from contracts import Batch
-from engine.step import Step
-from settings.optimisation import Optimisation
-from tasks.classification import IGNORE, Classification
+from saturate.contracts import Batch
+from saturate.engine.step import Step
+from saturate.settings.optimisation import Optimisation
+from saturate.tasks.classification import IGNORE, Classification
 from tests.unit.steps import composed
 
 pytestmark = pytest.mark.usefixtures("one_thread")

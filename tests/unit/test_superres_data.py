@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from dataset.pairs.columns import Pairs
-from dataset.pairs.scan import open_pairs
+from saturate.dataset.pairs.columns import Pairs
+from saturate.dataset.pairs.scan import open_pairs
 from tests.conformance import sources
 from tests.unit.folders import refused
 from tests.unit.superres_files import opened, write, write_small

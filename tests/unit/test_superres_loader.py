@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Feed, Pixels
-from loaders import open_loader
-from plan.patches import HIGH
+from saturate.contracts import Batch, Feed, Pixels
+from saturate.loaders import open_loader
+from saturate.plan.patches import HIGH
 from tests.unit.superres_files import (
     expected,
     feed_of,

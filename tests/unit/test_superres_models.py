@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from models.superres import build, classes, enlarged, luma, names, native
+from saturate.models.superres import build, classes, enlarged, luma, names, native
 
 
 @pytest.mark.parametrize("arch", names())

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Array, Batch, Split, UserError
-from models.superres import enlarged
-from plan.patches import HIGH
-from settings.config import Config, build
-from tasks.superres import KIND, Fidelity, Superres
+from saturate.contracts import Array, Batch, Split, UserError
+from saturate.models.superres import enlarged
+from saturate.plan.patches import HIGH
+from saturate.settings.config import Config, build
+from saturate.tasks.superres import KIND, Fidelity, Superres
 from tests.unit.superres_files import CPU, feed_of, halved, opened, write
 from tests.unit.test_meter import alone
 from tests.unit.test_splits import Console

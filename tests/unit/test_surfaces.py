@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.videos import _surfaces
-from loaders.videos._planes import Fitter, Picture
-from loaders.videos._surfaces import Fit, nv12
-from loaders.videos.pyav import planes
+from saturate.loaders.videos import _surfaces
+from saturate.loaders.videos._planes import Fitter, Picture
+from saturate.loaders.videos._surfaces import Fit, nv12
+from saturate.loaders.videos.pyav import planes
 from tests.end_to_end.runs import Runner
 from tests.unit import engines
 from tests.unit.triton_programs import interpreted
@@ -84,7 +84,7 @@ def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
 
 INTERPRETED = """
 import torch
-from loaders.videos import _surfaces_kernel
+from saturate.loaders.videos import _surfaces_kernel
 from tests.unit.test_surfaces import CPU, levels_apart
 
 _surfaces_kernel.BLOCK = 1 << 15  # it goes through programs one by one

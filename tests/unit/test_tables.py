@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.train import require_data
-from contracts import UserError
-from dataset.open import Content, are_files, open_split
-from dataset.stores import SOURCES
-from loaders import LOADERS
-from settings.config import build, parse
-from tasks import TASKS, tables
+from saturate.contracts import UserError
+from saturate.dataset.open import Content, are_files, open_split
+from saturate.dataset.stores import SOURCES
+from saturate.loaders import LOADERS
+from saturate.settings.config import build, parse
+from saturate.tasks import TASKS, tables
 from tests.conformance.sources import write_lmdb
 from tests.unit.folders import JPEG, fill
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.open import open_splits
-from settings.data import Data
-from tasks.classification import LabelSets, average_precision
+from saturate.dataset.open import open_splits
+from saturate.settings.data import Data
+from saturate.tasks.classification import LabelSets, average_precision
 from tests.unit.folders import JPEG, fill, refused
 from tests.unit.test_classification import batch_of, rows
 from tests.unit.test_meter import alone

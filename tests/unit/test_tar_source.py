@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from contracts import Split, UserError
-from dataset.open import open_split, open_splits
-from dataset.stores.tar import members
-from settings.config import build
+from saturate.contracts import Split, UserError
+from saturate.dataset.open import open_split, open_splits
+from saturate.dataset.stores.tar import members
+from saturate.settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar
 from tests.unit.folders import left_out, refused, samples

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Rows
-from plan import geometry
-from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.targets import IGNORE, packed, padded
+from saturate.contracts import Rows
+from saturate.plan import geometry
+from saturate.plan.boxes import DetectionPlan, DetectionPolicy
+from saturate.plan.targets import IGNORE, packed, padded
 from tests.conformance.test_places import POLICIES
 from tests.unit.annotated import columns
 from tests.unit.coco_files import counts

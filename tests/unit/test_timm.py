@@ -12,15 +12,15 @@ import timm
 import torch
 from timm.data import create_transform, resolve_data_config
 
-from contracts import UserError
-from models import Unusable
-from models import timm as registry
-from report.hardware import versions
+from saturate.contracts import UserError
+from saturate.models import Unusable
+from saturate.models import timm as registry
+from saturate.report.hardware import versions
+from saturate.settings.config import build
+from saturate.tasks import architecture, kind_named
+from saturate.tasks._plans import image_policies
+from saturate.tasks.initial_state import Start
 from scripts import archs
-from settings.config import build
-from tasks import architecture, kind_named
-from tasks._plans import image_policies
-from tasks.initial_state import Start
 from tests.unit.test_house import ROOT
 
 IMAGES = kind_named("classification")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import Undecodable, open_loader
-from loaders.videos.exact import exact
-from loaders.videos.torchcodec_cuda import groups, joined, loader
+from saturate.loaders import Undecodable, open_loader
+from saturate.loaders.videos.exact import exact
+from saturate.loaders.videos.torchcodec_cuda import groups, joined, loader
 from tests.unit.clip_kinds import Made
 from tests.unit.test_clip_loaders import T, feed, shows_what_is_asked
 

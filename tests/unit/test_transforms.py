@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Array, UserError
-from loaders import open_loader
-from loaders.images.transforms import Transform
-from settings.config import parse
-from tasks import kind_named
-from tasks.classification import KIND
+from saturate.contracts import Array, UserError
+from saturate.loaders import open_loader
+from saturate.loaders.images.transforms import Transform
+from saturate.settings.config import parse
+from saturate.tasks import kind_named
+from saturate.tasks.classification import KIND
 from tests.conformance import scenes
 from tests.conformance.scenes import Scene
 

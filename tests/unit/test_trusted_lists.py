@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Array, Feed, Rows, Split, UserError
-from dataset.images import lazy_headers
-from dataset.images.columns import Header
-from dataset.open import open_splits
-from dataset.stores import list as image_list
-from loaders import open_loader
-from plan.images import ImagePlan, ImagePolicy
-from settings.config import build
+from saturate.contracts import Array, Feed, Rows, Split, UserError
+from saturate.dataset.images import lazy_headers
+from saturate.dataset.images.columns import Header
+from saturate.dataset.open import open_splits
+from saturate.dataset.stores import list as image_list
+from saturate.loaders import open_loader
+from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.settings.config import build
 from tests.conformance import scenes
 from tests.conformance.scenes import CPU
 from tests.unit.folders import fill, refused

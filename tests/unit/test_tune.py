@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from contracts import UserError
+from saturate.contracts import UserError
+from saturate.settings.config import parse
 from scripts import tune
 from scripts.tune import Choice, Trial
-from settings.config import parse
 
 RATES = {"torchvision": 100.0, "dali-cpu": 90.0, "dali-gpu": 200.0, "dali-fed": 150.0}
 RECIPE = parse(["--data", "photos"])

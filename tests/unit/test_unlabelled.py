@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from dataset.unlabelled import open_unlabelled
-from settings.data import Data
+from saturate.dataset.unlabelled import open_unlabelled
+from saturate.settings.data import Data
 from tests.unit.folders import JPEG, fill
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from contracts import UserError
-from dataset.stores import remote
+from saturate.contracts import UserError
+from saturate.dataset.stores import remote
+from saturate.settings.config import as_yaml, build
+from saturate.settings.preset import read_preset
+from saturate.settings.run import Run
+from saturate.system import urls
 from scripts import Parser
-from settings.config import as_yaml, build
-from settings.preset import read_preset
-from settings.run import Run
-from system import urls
 from tests.unit.folders import refused
 
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 import yaml
 
-from contracts import UserError
-from settings import help
-from settings.config import GROUP_OF, parse
+from saturate.contracts import UserError
+from saturate.settings import help
+from saturate.settings.config import GROUP_OF, parse
 from tests.unit.test_house import ROOT
 
 FLAG = re.compile(r"--([a-z][a-z-]*)")
@@ -27,13 +27,16 @@ DETAILS = re.compile(
 def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
     shown = re.findall(r"^  --([a-z-]+) ", help.HELP, re.MULTILINE)
     assert len(shown) == len(set(shown)) == 20
-    begin = "sys.argv = ['train.py', '--help']; sys.path.insert(0, '.'); from settings import preflight"
+    begin = "sys.argv = ['train.py', '--help']; sys.path.insert(0, '.'); from saturate.settings import preflight"
     begin += "; preflight.begin('x')"
     words = [sys.executable, "-X", "importtime", "-c", f"import sys; {begin}"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0 and told.stdout == help.HELP
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
-    assert "settings.help" in imported and not {"torch", "numpy", "pydantic"} & imported
+    assert (
+        "saturate.settings.help" in imported
+        and not {"torch", "numpy", "pydantic"} & imported
+    )
 
 
 def test_a_python_without_the_packages_is_told_of_the_one_that_has_them() -> None:
@@ -48,7 +51,7 @@ def test_every_setting_is_explained_before_torch_is_imported() -> None:
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0 and "classification, detection" in told.stdout
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
-    assert "settings.config" in imported and "torch" not in imported
+    assert "saturate.settings.config" in imported and "torch" not in imported
 
 
 def test_flags_that_are_named_are_there() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from contracts import UserError
-from dataset.coco.scan import open_coco
-from engine import checkpoint
-from models import Unusable
-from settings.preset import read_preset
-from system import storage, user_files
+from saturate.contracts import UserError
+from saturate.dataset.coco.scan import open_coco
+from saturate.engine import checkpoint
+from saturate.models import Unusable
+from saturate.settings.preset import read_preset
+from saturate.system import storage, user_files
 
 
 def _coco(path: Path) -> object:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataset.scan.manifest import Rejected
-from dataset.videos.columns import RECORD
-from dataset.videos.packets import read
+from saturate.dataset.scan.manifest import Rejected
+from saturate.dataset.videos.columns import RECORD
+from saturate.dataset.videos.packets import read
 from tests.unit.clip_kinds import Made
 from tests.unit.test_video_scan import remuxed
 from tests.unit.video_files import make

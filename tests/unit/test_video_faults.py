@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from av.bitstream import BitStreamFilterContext
 
-from dataset.scan.manifest import Rejected
-from dataset.videos.columns import Flags, Videos
-from dataset.videos.packets import Times, read
-from dataset.videos.scan import open_videos
-from loaders import Undecodable
-from loaders.videos._planes import pixels_of
-from loaders.videos.exact import exact
-from loaders.videos.pyav import Pyav, planes
+from saturate.dataset.scan.manifest import Rejected
+from saturate.dataset.videos.columns import Flags, Videos
+from saturate.dataset.videos.packets import Times, read
+from saturate.dataset.videos.scan import open_videos
+from saturate.loaders import Undecodable
+from saturate.loaders.videos._planes import pixels_of
+from saturate.loaders.videos.exact import exact
+from saturate.loaders.videos.pyav import Pyav, planes
 from tests.unit.clip_kinds import CLAIMED
 from tests.unit.test_clip_readers import patterns
 from tests.unit.test_video_scan import FLAGS_PLACE, copied, remuxed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import Unusable
-from models.video import build, native
+from saturate.models import Unusable
+from saturate.models.video import build, native
 
 HEADS = {
     "mc3_18": "fc",

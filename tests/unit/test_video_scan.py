@@ -14,8 +14,8 @@ import av
 import numpy as np
 import pytest
 
-from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
-from dataset.videos.packets import read
+from saturate.dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
+from saturate.dataset.videos.packets import read
 from tests.schedule import own_schedule
 from tests.unit.clip_kinds import FRAMES, KINDS, STEPS, Made
 from tests.unit.video_files import Video, make, number

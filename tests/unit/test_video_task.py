@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from contracts import Batch
-from tasks.classification import IGNORE
-from tasks.video import LARGEST_LOGIT, Video
+from saturate.contracts import Batch
+from saturate.tasks.classification import IGNORE
+from saturate.tasks.video import LARGEST_LOGIT, Video
 from tests.unit.test_classification import rows
 from tests.unit.test_meter import alone, on_ranks
 

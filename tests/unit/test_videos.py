@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dataset.videos.columns import RECORD, Videos
-from dataset.videos.packets import read
-from dataset.videos.scan import open_videos
+from saturate.dataset.videos.columns import RECORD, Videos
+from saturate.dataset.videos.packets import read
+from saturate.dataset.videos.scan import open_videos
 from tests.unit.folders import names, reasons
 from tests.unit.video_files import make
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine import ranks, stop, watch
-from engine.distributed import ProcessWorld
-from engine.ranks import Peers
-from engine.stop import Asked, StopRequest
-from engine.watch import Watch
+from saturate.engine import ranks, stop, watch
+from saturate.engine.distributed import ProcessWorld
+from saturate.engine.ranks import Peers
+from saturate.engine.stop import Asked, StopRequest
+from saturate.engine.watch import Watch
 
 HERE = f"rank 0 on {socket.gethostname()}"
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from models import Loaded, Unusable
-from models.classification import build
-from system import torch_files
+from saturate.models import Loaded, Unusable
+from saturate.models.classification import build
+from saturate.system import torch_files
 
 ARCH = "shufflenet_v2_x0_5"
 State = Mapping[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from report import what_if
+from saturate.report import what_if
 
 
 def summary(**changes: Any) -> dict[str, Any]:

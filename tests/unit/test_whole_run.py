@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from contracts import Batch
-from engine.checkpoint import Progress
+from saturate.contracts import Batch
+from saturate.engine.checkpoint import Progress
 from tests.unit.test_loop import BATCH, SAMPLES, STEPS, Toy
 from tests.unit.test_report_reporter import RESULT, Told
 

@@ -13,8 +13,8 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as torchvision_functional
 
-from plan.draws import Purpose, uniforms
-from plan.windows import (
+from saturate.plan.draws import Purpose, uniforms
+from saturate.plan.windows import (
     SUPPORT,
     UNIFORMS,
     random_resized,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Rows, UserError
-from loaders._read_retry import mark
-from loaders._workers import Workers
-from loaders.videos._pool import Pool
+from saturate.contracts import Rows, UserError
+from saturate.loaders._read_retry import mark
+from saturate.loaders._workers import Workers
+from saturate.loaders.videos._pool import Pool
 from tests.unit.test_deal import serve
 from tests.unit.test_workers import rows_of
 

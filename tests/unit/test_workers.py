@@ -7,9 +7,9 @@ import mmap
 import numpy as np
 import pytest
 
-from contracts import Rows, UserError
-from loaders._workers import Shared, Workers
-from system.resources import memory_bytes
+from saturate.contracts import Rows, UserError
+from saturate.loaders._workers import Shared, Workers
+from saturate.system.resources import memory_bytes
 
 
 def test_more_slots_than_there_is_memory_are_refused() -> None:
@@ -41,7 +41,7 @@ def rows_of(
 
 
 class Numbers:
-    """loaders._workers.Work: every byte of a row is its id; tells the canvas that it saw."""
+    """saturate.loaders._workers.Work: every byte of a row is its id; tells the canvas that it saw."""
 
     def __call__(self, rows: Rows, slot: np.ndarray) -> tuple[int, int]:
         shape = (len(rows), *rows.padded, 3)

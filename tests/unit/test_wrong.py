@@ -16,13 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from contracts import UserError
-from report import sinks
-from report.pictures import augmented
-from scripts import serve_example
-from system import fonts
-from tasks import _tables
-from tasks._classification_report import (
+from saturate.contracts import UserError
+from saturate.report import sinks
+from saturate.report.pictures import augmented
+from saturate.system import fonts
+from saturate.tasks import _tables
+from saturate.tasks._classification_report import (
     BINS,
     TITLE,
     Validated,
@@ -30,8 +29,9 @@ from tasks._classification_report import (
     confusion,
     drawn_matrix,
 )
-from tasks._predictions import Answers, Collected
-from tasks.classification import MeanPrecision, TopK
+from saturate.tasks._predictions import Answers, Collected
+from saturate.tasks.classification import MeanPrecision, TopK
+from scripts import serve_example
 from tests.unit.test_classification import batch_of
 from tests.unit.test_meter import alone
 from tests.unit.test_report_reporter import RESULT, Told
@@ -304,7 +304,7 @@ def test_a_tracker_that_fails_ends_no_run(
 
     monkeypatch.setitem(sinks.TRACKERS, "wandb", Away)
     installed = SimpleNamespace(origin="here")
-    monkeypatch.setattr("report.sinks.find_spec", lambda _: installed)
+    monkeypatch.setattr("saturate.report.sinks.find_spec", lambda _: installed)
     about = {"log": ["wandb"], "settings": {}}
     for resumed_at in (None, 1):
         board = sinks.Boards(

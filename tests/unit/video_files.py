@@ -22,7 +22,7 @@ import numpy as np
 from av.stream import Disposition
 from av.video.reformatter import Interpolation
 
-from contracts import Array
+from saturate.contracts import Array
 from tests.schedule import own_schedule
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder: errors only

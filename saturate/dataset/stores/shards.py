@@ -1,0 +1,600 @@
+"""Stores of shards, files that hold many samples each: all but how one shard is walked.
+
+    find     the shards of a split: files of its folder, or URLs in its shards.txt
+    walk     each of them once, before training -> name, offset, size and label of every image
+    columns  in the order of the names, with `shard` and `offset` beside `size`: ShardImages
+    read     one range of a shard, by the columns alone; a shard that has changed by then is refused
+
+A kind of shards is a module with `ENDING` and `walk(shard)`, and a line in dataset.stores.SOURCES; ShardStore
+says what else such a module may have.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, ClassVar, NamedTuple
+
+import numpy as np
+
+from saturate.contracts import Array, Split, UserError
+from saturate.dataset.images.columns import Images
+from saturate.dataset.images.scan import open_images
+from saturate.dataset.scan import file_tree
+from saturate.dataset.scan import names as named
+from saturate.dataset.scan.byte_ranges import RangeFile, ReadAt, unreadable
+from saturate.dataset.scan.cache import Progress, reading
+from saturate.dataset.scan.lists import Grammar, Labels, class_names
+from saturate.dataset.scan.manifest import (
+    Rejected,
+    Rejects,
+    is_url,
+    masked,
+    printable,
+    writing,
+)
+from saturate.dataset.stores import bucket, remote
+from saturate.dataset.stores.entries import EntrySource
+from saturate.system import processes, storage
+from saturate.system.resources import cores
+from saturate.system.urls import bare, whole
+from saturate.system.user_files import NOT_REGULAR, open_bytes
+
+FEW = 64 << 20
+"""Bytes of shards that threads have walked before processes have started."""
+WINDOW = 8 << 10
+REMOTE_WINDOW = 1 << 20
+"""Bytes that a walk asks for at once: an answer of a server takes as long as some hundred KiB."""
+
+
+# --- which shards -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardList:
+    """The shards of a split, in the order by which columns number them: files of a folder, or URLs."""
+
+    folder: Path
+    names: Sequence[str]  # below the folder, or bare URLs
+    # of each its bytes, and ns since 1970 of its last change or the number of its ETag
+    versions: Sequence[tuple[int, int]]
+    watched: Sequence[Path]  # files and folders that show a change
+    # name -> the whole URL; none of files
+    urls: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of_files(
+        cls, folder: Path, names: Sequence[str], *about: Path
+    ) -> ShardList | None:
+        """Return the shards of these names, None for no name; `about` are files that say more of them.
+
+        Raises OSError.
+        """
+        states = [os.stat(folder / name) for name in names]
+        if not names:
+            return None
+        for name, state in zip(names, states, strict=True):
+            if not stat.S_ISREG(state.st_mode):
+                raise UserError(f"--data: {folder / name} is {NOT_REGULAR}")
+        return cls(
+            folder=folder,
+            names=names,
+            versions=[(state.st_size, state.st_mtime_ns) for state in states],
+            watched=[folder, *about, *(folder / name for name in names)],
+        )
+
+    @classmethod
+    def of_urls(cls, folder: Path, urls: Mapping[str, str]) -> ShardList:
+        """Return the shards behind these URLs, whose heads are asked for. Raises UserError."""
+        heads = bucket.heads_of(tuple(urls.values()))
+        return cls(
+            folder=folder,
+            names=[*urls],
+            versions=[(head.size, head.number) for head in heads],
+            watched=[folder, folder / bucket.SHARDS],
+            urls=urls,
+        )
+
+    @property
+    def ordered(self) -> bool:
+        """Whether samples keep the order in which they lie: bucket.ORDER says so."""
+        return (self.folder / bucket.ORDER).exists()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether versions tell these bytes from others of the same size: a server's date alone does not."""
+        return not self.urls or all(number > 0 for _, number in self.versions)
+
+    def path(self, shard: int) -> bytes:
+        """Return the path of a shard, or its URL."""
+        name = os.fsencode(self.names[shard])
+        return name if self.urls else os.fsencode(self.folder) + b"/" + name
+
+    @contextmanager
+    def opened(self, shard: int) -> Iterator[ReadAt]:
+        """Open a shard. Raises Rejected where it is gone or has changed, and OSError.
+
+        It is opened for each read: there may be more shards than a process may have open.
+        """
+        version = self.versions[shard]
+        if self.urls:
+            with remote.opened(self.urls[self.names[shard]], version) as read_at:
+                yield read_at
+            return
+        path = self.path(shard)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        try:
+            status = os.fstat(file)
+            if (status.st_size, status.st_mtime_ns) != version:
+                raise Rejected("its shard has changed since it was scanned")
+            yield lambda offset, length: os.pread(file, length, offset)
+        finally:
+            os.close(file)
+
+
+def urls_of(folder: Path) -> dict[str, str]:
+    """Return name -> URL of the shards in a folder's shards.txt; none without it. Raises UserError."""
+    path = folder / bucket.SHARDS
+    urls: dict[str, str] = {}
+    if not os.path.lexists(path):
+        return urls
+    with reading(path), open_bytes(path) as file:
+        lines = file.read()
+    for number, content in bucket.shard_lines(lines):
+        line = os.fsdecode(content)
+        is_file = line.startswith(("file:", "local:"))
+        if not is_url(line) or is_file or bare(line) in urls:
+            raise UserError(
+                f"--data: {path} line {number} is '{masked(line)[:100]}'; each line is the URL of a shard on a "
+                "server, once"
+            )
+        # whole, for a process that this one does not fork
+        urls[bare(line)] = whole(line)
+    return urls
+
+
+# --- what they hold -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ShardImages(Images):
+    """n images with a label, and where each lies. Their fingerprint is that of the same images as files."""
+
+    VERSION: ClassVar[str] = f"{Images.VERSION} in shards 1"
+    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
+        **Images.COLUMNS,
+        "shard": np.dtype("i4"),
+        "offset": np.dtype("i8"),
+    }
+    EXTRA: ClassVar[tuple[str, ...]] = ("shard", "offset")
+
+    shard: Array  # int32 [n], its number in the ShardList
+    offset: Array  # int64 [n], of the entry's first byte in its shard
+
+
+class ShardSource(EntrySource):
+    """A contracts.Source of images in shards."""
+
+    def __init__(
+        self, columns: Any, shards: ShardList, read_delay_s: float = 0.0
+    ) -> None:
+        super().__init__(columns, read_delay_s)
+        self.shards = shards
+        self.remote = bool(shards.urls)
+
+    def shown(self, sample: int) -> bytes:
+        """Return the path or URL of the sample's shard, and the sample's name."""
+        shard = self.shards.path(int(self.columns.shard[sample]))
+        name: bytes = self.columns.entry(sample)
+        # a name may begin with its shard, where names alone are not one each
+        base = shard.rpartition(b"/")[2] + b"/"
+        return shard + b":" + name.removeprefix(base)
+
+    def version(self, sample: int) -> bytes:
+        """Return what tells the bytes of an entry from others; b"" where a server says too little for that."""
+        columns = self.columns
+        shard = int(columns.shard[sample])
+        place = int(columns.offset[sample]), int(columns.size[sample])
+        if self.shards.versions[shard][1] <= 0:
+            return b""
+        path = self.shards.path(shard)
+        return path + b"?%d-%d-%d-%d" % (*self.shards.versions[shard], *place)
+
+    @contextmanager
+    def open_entry(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+        """Open an image. Raises Rejected where its shard is gone or has changed."""
+        columns = self.columns
+        begin = int(columns.offset[sample])
+        size = int(columns.size[sample])
+        with self.shards.opened(int(columns.shard[sample])) as read_at:
+            yield (
+                size,
+                lambda offset, length: read_at(
+                    begin + offset, max(min(length, size - offset), 0)
+                ),
+            )
+
+
+class Entry(NamedTuple):
+    """An image of a shard."""
+
+    name: bytes  # b"" where it has none
+    offset: int  # of its first byte
+    size: int  # bytes
+    label: str
+    # its number in the shard, by which it is named where others have its name; -1 where none there may have it
+    row: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A shard while it is walked. What a walk leaves out it names by `reject`."""
+
+    path: Path | str  # or the URL
+    file: BinaryIO  # at its beginning; may be read and sought as any
+    size: int  # bytes
+    label_key: str | None = None  # what --label-key says
+    about: Any = None  # what the kind's `prepare` has returned
+    rejects: list[tuple[bytes, str]] = field(default_factory=list)  # (name, why)
+
+    def reject(self, name: bytes, why: str) -> None:
+        """Name what is no sample in rejected.txt."""
+        self.rejects.append((name, why))
+
+
+Row = tuple[bytes, int, Entry]
+"""Name of a sample, number of its shard, where it lies."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Listing:
+    """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
+
+    by_index: ClassVar[bool] = True
+    grammar: ClassVar[Grammar] = Grammar(
+        expected="a label is the number of a class, or its name"
+    )
+
+    kind: Any
+    shards: ShardList
+    about: Any  # what the kind's `prepare` has returned
+    label_key: str | None = None
+    classes: Sequence[str] | None = None
+    named: Sequence[str] | None = None
+    listed: bool = False
+    # of a process that reads URLs: a shard, the place in it of some bytes, and these
+    _held: tuple[int, int, bytes] = (-1, 0, b"")
+
+    @property
+    def remote(self) -> bool:
+        """Whether the shards lie behind URLs."""
+        return bool(self.shards.urls)
+
+    @contextmanager
+    def opened(self, index: Any) -> Iterator[tuple[int, ReadAt]]:
+        """Open the entry of that number in the list."""
+        with self._images.open_entry(index) as (size, read_at):
+            near = self.remote and self._is_near(index)
+            yield size, partial(self._ahead, index, size) if near else read_at
+
+    def _is_near(self, index: int) -> bool:
+        """Whether the next entry of the list lies little behind this one."""
+        columns = self._images.columns
+        following = columns.offset[index + 1 : index + 2]
+        apart = int(following.sum()) - int(columns.offset[index])
+        same_shard = not np.diff(columns.shard[index : index + 2]).any()
+        return same_shard and 0 < apart < REMOTE_WINDOW // 4
+
+    def _ahead(self, index: int, size: int, offset: int, length: int) -> bytes:
+        """Return a range of an entry behind a URL; one request brings what the next entries need, too."""
+        shard = int(self._images.columns.shard[index])
+        begin = int(self._images.columns.offset[index]) + offset
+        length = max(min(length, size - offset), 0)
+        held, first, data = self._held
+        if held != shard or not first <= begin <= begin + length <= first + len(data):
+            with self.shards.opened(shard) as read_at:
+                first, data = begin, read_at(begin, max(length, REMOTE_WINDOW))
+            self._held = shard, first, data
+        return data[begin - first :][:length]
+
+    def shown(self, index: Any) -> bytes:
+        """Return what rejected.txt calls an entry, or a class."""
+        return index if isinstance(index, bytes) else self._images.shown(index)
+
+    def wrong(self, line: int, what: str) -> UserError:
+        """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
+        return UserError(f"--data: {printable(self.shown(line))} {what}")
+
+    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
+        """Add what shows a change of shards."""
+        shards = self.shards
+        file_tree.remember_paths(visits, shards.folder, shards.watched)
+
+    def __call__(
+        self, made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
+        """Walk the shards; write made/file_list.* of their images; return {class: label}."""
+        self.remember(visits, [])
+        rows = self.rows(rejects, say)
+        names = [name for name, _, _ in rows]
+        columns: dict[str, Array] = {
+            "shard": np.array([shard for _, shard, _ in rows], np.int32),
+            "offset": np.array([entry.offset for *_, entry in rows], np.int64),
+        }
+        with writing():
+            for name, values in columns.items():
+                np.save(made / f"file_list.{name}.npy", values)
+        sizes = [entry.size for *_, entry in rows]
+        self._images = ShardSource(
+            SimpleNamespace(entry=names.__getitem__, size=sizes, **columns),
+            self.shards,
+        )
+        labels = Labels(self)
+        numbers = [labels.number(row[2].label, line) for line, row in enumerate(rows)]
+        used: Sequence[str] = ()
+        if rows:
+            used, class_of, self.listed = labels.classes(self.classes, self.named)
+            numbers = class_of[numbers].tolist()
+        file_tree.write_file_list(names, made, numbers)
+        return {name: label for label, name in enumerate(used)}
+
+    def _one(self, shard: int) -> tuple[list[Entry], list[tuple[bytes, str]]]:
+        """Return the entries of a shard, and what it has left out. Raises UserError."""
+        path = self.shards.path(shard)
+        called = printable(path)
+        try:
+            with reading(called):
+                return storage.in_scan(partial(self._walked, shard), lambda: called)
+        except Rejected as why:
+            raise UserError(f"--data: {called}: {why}; start again") from None
+
+    def _walked(self, number: int) -> tuple[list[Entry], list[tuple[bytes, str]]]:
+        shards = self.shards
+        path = os.fsdecode(shards.path(number))
+        size = shards.versions[number][0]
+        window = REMOTE_WINDOW if shards.urls else WINDOW
+        with shards.opened(number) as read_at:
+            shard = Shard(
+                path=path if shards.urls else Path(path),
+                file=io.BufferedReader(RangeFile(size, read_at), window),
+                size=size,
+                label_key=self.label_key,
+                about=self.about,
+            )
+            return [*self.kind.walk(shard)], shard.rejects
+
+    def rows(self, rejects: Rejects, say: Progress) -> list[Row]:
+        """Walk all shards, and return their images in the order of the names. Raises UserError.
+
+        Where an image has no name, or two have the same and other bytes or labels, each is named by its shard,
+        and its row or its own name. A store that is `ordered` keeps its order, and its names, instead.
+        """
+        shards = self.shards
+        count = len(shards.names)
+        # what reads URLs is not to be started in a process that forks, and who maps a file that cannot be
+        # read is ended by the system
+        threads = (
+            not shards.urls
+            and not getattr(self.kind, "MAPPED", False)
+            and sum(size for size, _ in shards.versions) <= FEW
+        )
+        workers = min(count, 8 if threads else min(32, max(4 * int(cores()), 1)))
+        rows: list[Row] = []
+        try:
+            walked = processes.results(
+                self._one, range(count), workers, threads=threads
+            )
+            for shard, (entries, left_out) in enumerate(walked):
+                rows += [(entry.name, shard, entry) for entry in entries]
+                for name, why in left_out:
+                    rejects(shards.path(shard) + b":" + name, why)
+                say(shard + 1, count, "reading shards")
+        except BrokenProcessPool:
+            raise UserError(
+                f"--data: a process that reads the shards of {shards.folder} was killed: {processes.KILLED}; "
+                "mend that, and start again"
+            ) from None
+        if shards.ordered and all(name for name, _, _ in rows):
+            return rows
+        rows.sort(key=itemgetter(0, 1))
+        twice = (pair for pair in pairwise(rows) if pair[0][0] == pair[1][0])
+        if (rows and not rows[0][0]) or not all(map(self._same, twice)):
+            rows = self._by_shard(rows)
+        return rows
+
+    def _same(self, pair: tuple[Row, Row]) -> bool:
+        """Whether two rows have the same bytes and label, as where one file was packed twice: one name will do."""
+        contents = []
+        first = pair[0][2]
+        for _, shard, entry in pair:
+            alike = (entry.size, entry.label) == (first.size, first.label)
+            if entry.row < 0 or not alike:
+                return False
+            try:
+                with reading(self.shards.folder), self.shards.opened(shard) as read_at:
+                    contents.append(read_at(entry.offset, entry.size))
+            except Rejected as why:
+                path = printable(self.shards.path(shard))
+                raise UserError(f"--data: {path}: {why}; start again") from None
+        return contents[0] == contents[1]
+
+    def _by_shard(self, rows: Sequence[Row]) -> list[Row]:
+        names = self.shards.names
+        bases = [name.rpartition("/")[2] for name in names]
+        # URLs of several folders may end alike
+        shown = bases if len(set(bases)) == len(names) else names
+        renamed = [
+            (
+                os.fsencode(shown[shard])
+                + b"/"
+                + (name if entry.row < 0 else b"%09d" % entry.row),
+                shard,
+                entry,
+            )
+            for name, shard, entry in rows
+        ]
+        return sorted(renamed, key=itemgetter(0))
+
+
+# --- a store ------------------------------------------------------------------------------------------------
+
+
+class ShardStore:
+    """A store of shards of one kind: a dataset.stores.SourceModule around the kind's module.
+
+    The module has `ENDING`, of shards' names, and `walk(shard)`, which yields an Entry for each image. It may
+    have
+
+    - `HOLDS`, what --data must be, in words;
+    - `MAPPED`: a walk maps its shard, and is therefore done in a process;
+    - `find(data, split)`, which returns a ShardList or None: such a kind opens files, and reads no shards.txt;
+    - `prepare(shards, label_key)`, whose result each walk has as shard.about, and the names of classes as its
+      `classes`.
+    """
+
+    FILES = False
+    LABELS = "label_key"
+
+    def __init__(self, name: str, kind: Any) -> None:
+        self.name = name
+        self.kind = kind
+        self.ending: str = kind.ENDING
+        self.HOLDS: str = getattr(
+            kind,
+            "HOLDS",
+            f"a folder with {name} shards, train/*{self.ending}, or their URLs in train/shards.txt",
+        )
+
+    def _names(self, folder: Path) -> list[str]:
+        """Return the sorted names of the shards in a folder. Raises UserError and OSError."""
+        inside = file_tree.names_below(folder)
+        found = named.shards(inside, self.ending, str(folder))
+        if found:
+            # beside class folders without a shard nothing more is looked at
+            nested = [
+                os.path.relpath(os.path.join(place, name), folder)
+                for place, _, files in os.walk(folder)
+                for name in files
+            ]
+            named.shards(nested, self.ending, str(folder))
+        return found
+
+    def _urls(self, data: Path, split: str) -> dict[str, str]:
+        """Return name -> URL of the shards that shards.txt names. Raises UserError."""
+        return {} if hasattr(self.kind, "find") else urls_of(data / split)
+
+    def _find(self, data: Path, split: str) -> ShardList | None:
+        """Return the shards that are files; None where there are none. Raises UserError and OSError."""
+
+        def find() -> ShardList | None:
+            if hasattr(self.kind, "find"):
+                listed: ShardList | None = self.kind.find(data, split)
+                return listed
+            return ShardList.of_files(data / split, self._names(data / split))
+
+        return storage.in_scan(find, lambda: str(data))
+
+    def missing(self, data: Path, split: str) -> str:
+        """Return what is not there: shards in a folder of that name; `open` says which of several are."""
+        there: object = None
+        try:
+            if urls := self._urls(data, split):
+                # a URL need not end as its file does
+                there = self.ending == ".tar" or any(
+                    name.endswith(self.ending) for name in urls
+                )
+            else:
+                with suppress(OSError):
+                    there = self._find(data, split)
+        except storage.StorageFault:
+            raise
+        except UserError:
+            there = True
+        return "" if there else f"{split}/*{self.ending}"
+
+    def _shards(self, data: Path, split: str) -> ShardList:
+        if urls := self._urls(data, split):
+            return ShardList.of_urls(data / split, urls)
+        with reading(data / split):
+            shards = self._find(data, split)
+        if not shards:
+            raise UserError(
+                f"--data {data}: has no {split}/*{self.ending}; it must be {self.HOLDS}"
+            )
+        return shards
+
+    def _prepared(self, shards: ShardList, label_key: str | None = None) -> Any:
+        """Return what the kind's `prepare` does; None without one. Raises UserError."""
+        if not hasattr(self.kind, "prepare"):
+            return None
+        with reading(shards.folder):
+            return storage.in_scan(
+                partial(self.kind.prepare, shards, label_key),
+                lambda: str(shards.folder),
+            )
+
+    def open(
+        self,
+        data: Path,
+        split: str,
+        *,
+        classes: Sequence[str] | None = None,
+        read_delay_s: float = 0.0,
+        labels: str | None = None,
+        rescan: bool = False,
+        **how: Any,
+    ) -> Split:
+        """Open the images of a split, as dataset.stores.SourceModule says.
+
+        `labels` is what --label-key says: where a shard has the labels. Raises UserError.
+        """
+        real = Path(os.path.realpath(data))
+        shards = self._shards(real, split)
+        about = self._prepared(shards, labels)
+        folder = shards.folder
+        named = getattr(about, "classes", None) or class_names(
+            folder, real, real / "train"
+        )
+        listing = _Listing(
+            kind=self.kind,
+            shards=shards,
+            about=about,
+            label_key=labels,
+            classes=classes,
+            named=named,
+        )
+        columns = open_images(
+            real,
+            listing,
+            listing,
+            # another number for another rule of what is a sample; of files their dates tell of a change
+            key=[
+                f"{self.name} 4",
+                split,
+                labels,
+                named,
+                shards.ordered,
+                *(shards.versions if shards.urls else ()),
+            ],
+            where=f"{folder}/*{self.ending}",
+            root=folder,
+            table=ShardImages,
+            classes=classes,
+            listed=lambda: listing.listed,
+            rescan=rescan or not shards.comparable,
+            **how,
+        )
+        return Split(columns=columns, source=ShardSource(columns, shards, read_delay_s))

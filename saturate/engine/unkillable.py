@@ -1,0 +1,370 @@
+"""Runs that go on without their checkpoint when ranks die (--unkillable).
+
+A rank is two processes. The agent, which the user has started, forks the trainer and lends it memory for two
+snapshots of the run's state. To a trainer nothing is new: each generation of trainers is a run of its own, which
+resumes from a snapshot as it would from last.pt.
+
+    a trainer dies      its agent ends the generation, and every agent kills its trainer
+    an agent dies       its trainer dies with it; the agent that watches it ends the generation
+    an agent comes      it ends the generation, unless it is a spare
+    a new generation    agents join, and the first to see all names them; each forks a trainer with its rank
+                        in the new world. Rank 0 has the newest snapshot, and sends it to the others as it would
+                        last.pt.
+
+Agents agree through torch's TCPStore at MASTER_ADDR:MASTER_PORT: torchrun's, or a process that rank 0's agent
+has started and that outlives it. That one must not die.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from saturate.engine import slurm
+from saturate.engine.ranks import store_listens
+from saturate.engine.stop import SIGNALS, say
+from saturate.system import processes
+
+FLAG = "--unkillable"
+ANOTHER_ENDED = 75
+"""Exit code of a trainer for its agent: another rank has ended, and this one has nothing to say."""
+ENDS = (0, 2, 3, 130, 143, *(-number for number in SIGNALS))
+"""Exit codes of a trainer that end the run: finished, which ranks are together, a user's mistake, not finite, asked
+to stop.
+"""
+LOOK_S = 0.1
+BEAT_S = 1.0
+SILENT_S = 5.0
+"""Seconds without a beat after which an agent counts as dead."""
+JOIN_S = 3.0
+"""Seconds that a generation waits for all ranks."""
+FIRST_S = 600.0
+"""Seconds that the first generation waits for them."""
+ANSWER_S = 20.0
+"""Seconds in which the store must answer."""
+GONE_S = 60.0
+"""Seconds without a beat of any agent after which the store ends."""
+FRUITLESS = 5
+"""Generations in a row without a snapshot after which a trainer's error ends the run."""
+NOT_YET = b"-"
+"""In the store in place of the run's exit code."""
+PR_SET_PDEATHSIG = 1
+
+
+class Memory:
+    """Two snapshots in memory that an agent shares with its trainers. While one is written the other is whole.
+
+    A snapshot's number is above those of all earlier ones, and the same on each rank: the generation in the
+    upper 32 bits, the count within it in the lower.
+    """
+
+    def __init__(self) -> None:
+        files = [os.memfd_create("snapshot") for _ in range(2)]
+        self._paths = [Path(f"/proc/self/fd/{file}") for file in files]
+        # int64 [2], the number of each; 0: there is none, or it is being written
+        self._numbers = memoryview(mmap.mmap(-1, 16)).cast("q")
+        self._least = 0
+
+    @property
+    def newest(self) -> int:
+        """Return the number of the newest snapshot, 0 where there is none."""
+        return max(self._numbers)
+
+    @property
+    def path(self) -> Path | None:
+        """Return the newest snapshot as a file, None where there is none."""
+        place = list(self._numbers).index(self.newest)
+        return self._paths[place] if self.newest else None
+
+    def begin(self, generation: int, newest: int) -> None:
+        """Make the snapshot with the number `newest`, where it is here, the first one of a generation; forget
+        others.
+        """
+        self._least = generation << 32
+        for slot, number in enumerate(self._numbers):
+            self._numbers[slot] = self._least if number == newest > 0 else 0
+
+    def write(self, save: Callable[[BinaryIO], object]) -> None:
+        """Replace the older snapshot by what `save` writes into a file."""
+        slot = list(self._numbers).index(min(self._numbers))
+        self._numbers[slot] = 0
+        with self._paths[slot].open("wb") as file:
+            save(file)
+        self._numbers[slot] = max(self.newest, self._least) + 1
+
+
+memory: Memory | None = None
+"""That of this trainer's agent; None in a run without --unkillable."""
+
+
+def begin(words: Sequence[str]) -> None:
+    """Become an agent where `words`, a command line, have --unkillable; this returns in its trainers alone."""
+    if any(word.startswith(FLAG) for word in words):
+        Agent(words).run()
+
+
+def another_has_ended() -> None:
+    """End this trainer, since another rank has ended: its agent starts it anew. Returns without an agent."""
+    if memory is not None:
+        os._exit(ANOTHER_ENDED)
+
+
+class Agent:
+    """The process that outlives a rank's trainers. It has one thread and has not started CUDA, since it forks."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        slurm.set_variables()
+        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        rank = os.environ.get("RANK", "0")
+        # in the order of the ranks that they were started with; a container may have one's name and number again
+        self.name = f"rank {rank:>4} on {socket.gethostname()}, {time.time_ns()}"
+        self.store = self._meet(" ".join(words) if rank == "0" else None)
+        self.memory = Memory()
+        self.generation = 0
+        self._trainer = 0
+        self._asked = 0  # the signal that has come
+        self._fruitless = 0  # generations
+        self._beaten_s = 0.0
+        # whose last beat that was, and when it was new
+        self._heard: tuple[str, bytes] = "", b""
+        self._heard_s = 0.0
+
+    def run(self) -> None:
+        """Return in each trainer. The agent itself leaves with the exit code of the run."""
+        for number in SIGNALS:
+            signal.signal(number, self._pass_on)
+        try:
+            while not self._trains(self._join()):
+                self._end_generation()
+        except RuntimeError:
+            self._kill()
+            say(f"{FLAG}: the store does not answer; go on with --resume auto")
+            os._exit(1)
+
+    # -- a generation ----------------------------------------------------------------------------------------
+
+    def _join(self) -> list[str]:
+        """Return the members of a generation that this agent is one of, in the order of their ranks.
+
+        Then the newest snapshot of all, if there is any, is in the memory of rank 0's.
+        """
+        while True:
+            self.generation = self.store.add("generation", 0)
+            key = f"{self.generation}/world"
+            began_s = time.monotonic()
+            is_late = self.store.check([key])
+            if not is_late:
+                self._beat()
+                joins = json.dumps([self.name, self.memory.newest])
+                self.store.append(f"{self.generation}/joined", f"{joins}\n")
+            while not self._has_ended() and not self.store.check([key]):
+                if self._asked:
+                    self._end_run(-self._asked)
+                self._beat()
+                self._name_members(time.monotonic() - began_s)
+                time.sleep(LOOK_S)
+            if self._has_ended():
+                continue
+            members: list[str]
+            members, newest = json.loads(self.store.get(key))
+            if self.name in members and not is_late:
+                self.memory.begin(self.generation, newest)
+                return members
+            # a spare; when all members have died nobody else is there to see it
+            if self._beat() and self._is_silent(members[0]):
+                self._end_generation()
+            if len(members) < self.size:
+                self._end_generation()
+            time.sleep(LOOK_S)
+
+    def _name_members(self, waited_s: float) -> None:
+        """Name the members of this generation, once all ranks have joined or had the time to; who is first is
+        right.
+        """
+        joined = self.store.get(f"{self.generation}/joined").splitlines()
+        newest: dict[str, int] = dict(map(json.loads, joined))
+        is_first = str(self.generation).encode() == self.store.get("first")
+        most_s = FIRST_S if is_first else JOIN_S
+        if len(newest) < self.size and waited_s < most_s:
+            return
+        # spares stay outside; rank 0 gives the others its snapshot
+        members = sorted(sorted(newest)[: self.size], key=lambda name: -newest[name])
+        world = json.dumps([members, newest[members[0]]])
+        key = f"{self.generation}/world"
+        is_named = self.store.compare_set(key, "", world).decode() == world
+        if is_named and not is_first:
+            say(f"{FLAG}: goes on with {len(members)} of {self.size} ranks")
+
+    def _trains(self, members: list[str]) -> bool:
+        """Fork the trainer. Returns True in there; False in the agent, once the generation is over for it."""
+        rank = members.index(self.name)
+        agent = os.getpid()
+        with processes.forking():
+            self._trainer = os.fork()
+        if not self._trainer:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != agent:  # it has died meanwhile
+                os._exit(ANOTHER_ENDED)
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            global memory
+            memory = self.memory
+            # what torchrun's agent sets
+            os.environ.update(
+                RANK=str(rank),
+                WORLD_SIZE=str(len(members)),
+                TORCHELASTIC_USE_AGENT_STORE="True",
+                TORCHELASTIC_RESTART_COUNT=str(self.generation),
+            )
+            return True
+        if self._asked:  # just before the fork
+            self._pass_on(self._asked, None)
+        code = self._watch(members[(rank + 1) % len(members)])
+        self._fruitless = 0 if self.memory.newest & 0xFFFFFFFF else self._fruitless + 1
+        fails = code != ANOTHER_ENDED and self._fruitless == FRUITLESS
+        if fails or code in ENDS:
+            self._end_run(code)
+        if code != ANOTHER_ENDED:
+            say(f"{FLAG}: the trainer of rank {rank} has ended, exit code {code}")
+        return False
+
+    def _watch(self, neighbour: str) -> int:
+        """Return the exit code of the trainer, ANOTHER_ENDED once the generation has ended; watch another agent."""
+        self._heard = "", b""
+        while not self._has_ended():
+            pid, status = os.waitpid(self._trainer, os.WNOHANG)
+            if pid:
+                self._trainer = 0
+                return os.waitstatus_to_exitcode(status)
+            if self._beat() and self._is_silent(neighbour):
+                self._end_generation()
+            time.sleep(LOOK_S)
+        self._kill()
+        return ANOTHER_ENDED
+
+    def _has_ended(self) -> bool:
+        """Whether the generation has. Leaves where the run has."""
+        generation, code = self.store.multi_get(["generation", "end"])
+        if code != NOT_YET:
+            self._kill()
+            os._exit(int(code))
+        return int(generation) != self.generation
+
+    def _end_generation(self) -> None:
+        """End this generation, unless it has ended."""
+        now = self.generation
+        self.store.compare_set("generation", str(now), str(now + 1))
+
+    def _end_run(self, code: int) -> NoReturn:
+        """End the run with the exit code of a trainer, below 0 that of a signal; who was first is right."""
+        if code < 0:
+            code = 128 + SIGNALS.get(signal.Signals(-code), -code)
+        os._exit(int(self.store.compare_set("end", NOT_YET.decode(), str(code))))
+
+    # -- what it does all the time ---------------------------------------------------------------------------
+
+    def _beat(self) -> bool:
+        """Say that this agent lives, once in BEAT_S. Returns whether it was time."""
+        if time.monotonic() - self._beaten_s < BEAT_S:
+            return False
+        self._beaten_s = time.monotonic()
+        self.store.add(f"beat/{self.name}", 1)
+        self.store.add("beats", 1)
+        return True
+
+    def _is_silent(self, name: str) -> bool:
+        """Whether the same beat of that agent has been heard for SILENT_S."""
+        now = time.monotonic()
+        heard = name, self.store.get(f"beat/{name}")
+        if heard != self._heard:
+            self._heard, self._heard_s = heard, now
+        return now - self._heard_s > SILENT_S
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        self._asked = number
+        with suppress(ProcessLookupError):
+            if self._trainer:
+                os.kill(self._trainer, number)
+
+    def _kill(self) -> None:
+        if self._trainer:
+            os.kill(self._trainer, signal.SIGKILL)
+            os.waitpid(self._trainer, 0)
+            self._trainer = 0
+
+    def _meet(self, command: str | None) -> Any:
+        """Return the store of all agents. Rank 0, which has a `command`, starts it if torchrun has not."""
+        import torch.distributed as dist
+
+        address = os.environ.get("MASTER_ADDR", "localhost")
+        port = int(os.environ.get("MASTER_PORT", "29500"))
+        of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        until = time.monotonic() + FIRST_S
+        while time.monotonic() < until:
+            if command is not None and not of_torchrun and os.fork() == 0:
+                _serve(address, port)
+            store_listens(address, port, until)
+            # that of an earlier run may end just now
+            with suppress(RuntimeError):
+                seconds = timedelta(seconds=ANSWER_S)
+                server = dist.TCPStore(address, port, timeout=seconds)
+                store = dist.PrefixStore("unkillable", server)
+                if command is not None:
+                    _begin_run(store, command, port)
+                if store.check(["end"]) and store.get("end") == NOT_YET:
+                    return store
+            time.sleep(LOOK_S)
+        say(f"{FLAG}: rank 0, which has the store at {address}:{port}, has not come")
+        os._exit(2)
+
+
+def _begin_run(store: Any, command: str, port: int) -> None:
+    """Begin rank 0's run in the store, unless it is there and goes on. Leaves where that of another command does."""
+    has_ended = store.check(["end"]) and store.get("end") != NOT_YET
+    if not has_ended and store.compare_set("command", "", command).decode() != command:
+        beats = store.add("beats", 0)
+        time.sleep(SILENT_S)
+        if store.add("beats", 0) != beats:
+            say(f"{FLAG}: MASTER_PORT {port} is that of another run; set another")
+            os._exit(2)
+        has_ended = True
+    if has_ended or not store.check(["end"]):
+        store.add("beats", 1)  # the store ends without
+        store.set("command", command)
+        store.set("first", str(store.add("generation", 1)))
+        store.set("end", NOT_YET.decode())
+
+
+def _serve(address: str, port: int) -> NoReturn:
+    """Be the store of a run until its agents are gone. It ends at once where there is one."""
+    import torch.distributed as dist
+
+    os.setsid()  # not a part of what is killed with rank 0
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    for stream in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    try:
+        served = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
+    except RuntimeError:
+        os._exit(0)
+    store = dist.PrefixStore("unkillable", served)
+    beats, silent_s = -1, 0.0
+    has_ended = False
+    while silent_s < (SILENT_S if has_ended else GONE_S):
+        now = store.add("beats", 0)
+        silent_s = silent_s + BEAT_S if now == beats else 0.0
+        beats = now
+        has_ended = store.check(["end"]) and store.get("end") != NOT_YET
+        time.sleep(BEAT_S)
+    os._exit(0)

@@ -1,0 +1,624 @@
+"""Everything a run tells: builds summary.json, and feeds console, TensorBoard and metrics.jsonl.
+
+Every rank calls it, because some figures are sums over the ranks; rank 0 alone speaks. Must not know how a
+figure came about.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from saturate.contracts import (
+    Batch,
+    Counts,
+    Loader,
+    Pixels,
+    RateWindow,
+    Reported,
+    World,
+)
+from saturate.report import curves, pictures, stages, summary, what_if
+from saturate.report.advice import look_up, told_bound
+from saturate.report.console import Bar, Console, figures, number, rows, took
+from saturate.report.hardware import (
+    OF_A_GPU,
+    Sampler,
+    device_memory,
+    host_gib,
+    over_ranks,
+    versions,
+)
+from saturate.report.meter import Meter, bound, too_high
+from saturate.report.record import FAILED, REJECTED, RESULTS, Record
+from saturate.report.sinks import Boards
+from saturate.report.summary import EMA, PHASES
+from saturate.report.tensorboard import (
+    GLANCE,
+    PAGES,
+    shares,
+)
+from saturate.system import fonts
+from saturate.system.timeline import Timeline
+
+NOT_IN_SUMMARY = (
+    "settings",
+    "title",
+    "limits",
+    "config",
+    "log",
+    "unit",
+    "rejected",
+    *summary.DETECTION,
+)
+"""Entries of a run's description that summary.json does not take over as they are."""
+SAID = 5
+"""Samples that could not be decoded, of one check, that are said by name."""
+
+
+class Reporter:
+    """Receives points, windows, validations and ceilings from engine/loop.py, and writes the summary at the end.
+
+    `task` says how its figures are shown; `compared` are figures of all tasks, by which TensorBoard's
+    HPARAMS page compares runs.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        world: World,
+        console: Console,
+        meter: Meter,
+        description: Mapping[str, Any],
+        task: Reported,
+        compared: Sequence[str],
+        pixels: Pixels,
+        resumed_at: int | None,
+        evaluated: Mapping[str, str] | None = None,
+        classes: Sequence[str] = (),
+        timeline: Timeline | None = None,
+    ) -> None:
+        """Open the run's files below `output`, and say its title, what was chosen and what it leaves out.
+
+        `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
+        `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
+        `evaluated`: the `checkpoint` that is evaluated, and which weights it is `of`, average or network.
+        `timeline` gets a mark at the first step.
+        """
+        here = world.rank == 0
+        self._world = world
+        self._console = console
+        self._meter = meter
+        self._description = dict(description)
+        self._task = task
+        self._pixels = pixels
+        self._classes = classes
+        self._resumed_at = resumed_at or 0
+        self._evaluated = evaluated or {}
+        self._timeline = timeline or Timeline()
+        self._record = Record(output, enabled=here, resume_step=resumed_at)
+        self._record.file("config.yaml", description["config"].encode())
+        if rejected := description.get("rejected"):
+            self._record.file(REJECTED, rejected)
+        self._board = Boards(
+            output,
+            description,
+            enabled=here,
+            purge_step=None if resumed_at is None else resumed_at + 1,
+            warn=console.warn,
+        )
+        self._compared = compared
+        self._sampler = Sampler(
+            world.device, cores=description["hardware"]["cores"]
+        ).start()
+        self._energy_before_j = self._sampler.energy_j()
+        self._rate_unit = description.get("unit", "img/s")
+        self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
+        self._bar: Bar | None = None  # of the epoch
+        self._rate = self._record.rate  # of the last window
+        self._ceilings: dict[str, dict[str, Any] | None] = {
+            "compute": None,
+            "loader": None,
+        }
+        self._memory: dict[str, float | None] = {}  # the highest so far
+        self._load: list[dict[str, float | None]] = []  # of each window
+        self._ended_with: list[int] = []  # the step with which each window ended
+        # milliseconds of each step since the run, or this part of it, began; nan where it had no such phase
+        self._steps = {name: array("d") for name in PHASES}
+        self._train_losses = self._record.train_losses  # since the last validation
+        self._lr = self._record.lr
+        # a resumed run has the figures of its earlier part until it validates again
+        self._validation = self._record.validation
+        self._validation_reader = ""
+        self._validation_counts = Counts()
+        self._validation_s: Mapping[str, float] | None = None
+        self._early_stop: dict[str, int] | None = None
+        self._finished = False
+        self._settings()
+        # the title names the GPU, too
+        rows = (
+            ("command", f"`{description.get('command')}`"),
+            (
+                "settings",
+                f"{description['title']}; all are in {output / 'config.yaml'}",
+            ),
+            ("machine", f"{description['hardware']['cores']:g} CPU cores"),
+            *PAGES,
+        )
+        self._board.card(f"{GLANCE}/start_here", rows, self._resumed_at)
+        console.begin(description)
+        if here and (line := fonts.unseen(classes)):
+            console.warn(line)
+
+    # -- called by the loop ----------------------------------------------------
+
+    @contextmanager
+    def epoch(
+        self, epoch: int, epochs: int, samples: int, consumed: int
+    ) -> Iterator[None]:
+        """Show a bar inside, from `consumed` to `samples`."""
+        # read, so that the load of validation and ceilings is no part of the next window
+        self._measure_memory(self._sampler.read()["host_gib"])
+        title = f"epoch {epoch + 1}/{epochs}"
+        with self._console.epoch(
+            title=title, total=samples, item=self._item, first=consumed
+        ) as self._bar:
+            yield
+        self._bar = None
+
+    @contextmanager
+    def validation(self, samples: int) -> Iterator[Callable[[int], None]]:
+        """Show a bar inside; its callback gets the samples of this rank that are done."""
+        done = 0
+        began = time.perf_counter()
+        with self._console.epoch(
+            title="validation", total=samples, item=self._item
+        ) as bar:
+
+            def add(count: int) -> None:
+                nonlocal done
+                done += count * self._world.size
+                rate = done / (time.perf_counter() - began)
+                bar.update(samples=min(done, samples), rate=rate)
+
+            yield add
+
+    def train(
+        self,
+        points: list[dict[str, float]],
+        *,
+        progress: Mapping[str, Any],
+        skipped_steps: int,
+        phases: dict[str, float],
+        steps: list[dict[str, float]],
+    ) -> None:
+        """Tell the steps since the last call.
+
+        `points`: step, lr, loss, grad_norm, loss_scale of each step, and the terms of the loss by name.
+        `phases`: means, milliseconds a step; `steps`: the same of each step that the device has passed since,
+        in order.
+        A loss is nan where no sample of the step was valid; it is left out of the mean.
+        """
+        last = points[-1]
+        step = int(last["step"])
+        means, norm = summary.of_points(points)
+        loss = means.pop("loss")
+        self._lr = last["lr"]
+        self._train_losses += [
+            point["loss"] for point in points if not np.isnan(point["loss"])
+        ]
+        for name, column in self._steps.items():
+            column.extend(one.get(name, np.nan) for one in steps)
+        state = {
+            "lr": last["lr"],
+            "grad_norm": norm,
+            "loss_scale": last["loss_scale"],
+            "skipped_steps": skipped_steps,
+        }
+        timed = [name for name in PHASES if any(name in one for one in steps)]
+        line = {
+            "epoch": progress["epoch"],
+            "consumed": progress["consumed"],
+            "losses": [point["loss"] for point in points],
+            **({"parts": means} if means else {}),
+            "lrs": [point["lr"] for point in points],
+            **state,
+            "ms": phases,
+            "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in timed},
+        }
+        self._record.point("train", step, line)
+        tags = {
+            "train/loss": loss,
+            **{f"loss/{name}": mean for name, mean in sorted(means.items())},
+            **{f"train/{name}": value for name, value in state.items()},
+            **{f"time/{name}_ms": phases[name] for name in PHASES if name in phases},
+        }
+        self._board.scalars(tags, step)
+        if self._bar is not None:
+            self._bar.update(
+                samples=progress["consumed"],
+                rate=self._rate,
+                loss=loss,
+                wait_ms=phases.get("data_wait"),
+            )
+
+    def window(self, window: RateWindow, *, step: int, mib_per_s: float) -> None:
+        """Tell a closed window of the rate, and what the machine was doing meanwhile."""
+        self._rate = window.rate
+        self._ended_with.append(step)
+        load = self._sampler.read()
+        self._load.append(load)
+        self._measure_memory(load["host_gib"])
+        compute = self._ceiling("compute")
+        loader = self._ceiling("loader")
+        efficiency, _ = bound(window.rate, compute, loader)
+        tags = {
+            "throughput/samples_per_s": window.rate,
+            "throughput/per_gpu": window.rate / self._world.size,
+            "throughput/compute_ceiling": compute,
+            "throughput/loader_ceiling": loader,
+            "throughput/efficiency": efficiency,
+            **shares(window.rate, compute, loader),
+            "io/mib_per_s": mib_per_s or None,  # 0: the task does not know
+            **{
+                f"stage/{name}": share
+                for name, share in stages.shares(
+                    window.stages, window.seconds, self._description.get("workers", 0)
+                ).items()
+            },
+            "gpu/utilisation": load["gpu_utilisation"],
+            "gpu/power_w": load["power_w"],
+            "gpu/sm_mhz": load["sm_mhz"],
+            **{f"memory/{name}": value for name, value in self._memory.items()},
+        }
+        self._board.scalars(tags, step)
+        line = {
+            "samples": window.samples,
+            "seconds": window.seconds,
+            "rate": window.rate,
+            "epoch": window.epoch,
+            **load,
+        }
+        self._record.point("window", step, line)
+
+    def ceilings(
+        self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
+    ) -> None:
+        """Tell measured ceilings; where they are measured again, the larger one stands."""
+        measured = {"compute": compute, "loader": loader}
+        for name, ceiling in measured.items():
+            if (self._ceiling(name) or 0.0) < ceiling["rate"]:
+                self._ceilings[name] = ceiling
+        tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in measured}
+        self._board.scalars(tags, step)
+        self._record.point("ceilings", step, measured)
+        rates = f"compute {number(compute['rate'])}, loader {number(loader['rate'])}"
+        self._console.info(f"ceilings: {rates} {self._rate_unit}")
+
+    def above_ceiling(self) -> bool:
+        """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was
+        measured.
+        """
+        return too_high(self._bound()[0])
+
+    def validated(
+        self,
+        result: Mapping[str, Any],
+        *,
+        averaged: Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        step: int,
+        epoch: int | None,
+        reader: str = "",
+        counts: Counts | None = None,
+    ) -> None:
+        """Tell the figures of a validation; a mean over no loss at all is left out.
+
+        `averaged`: the figures of the weights' average, None without --ema. `epoch`: the last one that was
+        trained, None when there was none. `reader`, `counts`: of its loader.
+        `files`: what is written into the run's folder; what is b"" goes there. `extras` of rank 0's result:
+        {"scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
+        """
+        of_weights = summary.figures_of(result)
+        of_average = summary.figures_of(averaged or {})
+        self._validation = of_weights | {
+            EMA + name: value for name, value in of_average.items()
+        }
+        self._validation_s = result.get("seconds")
+        self._validation_reader = reader
+        self._validation_counts = counts or Counts()
+        extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
+        tags = {f"val/{name}": value for name, value in self._validation.items()}
+        self._board.scalars({**tags, **extras.get("scalars", {})}, step)
+        for tag, images in extras.get("images", {}).items():
+            self._board.images(tag, images, step)
+        line = {"epoch": epoch, **self._validation, "failed": result["failed"]}
+        self._record.point("val", step, line)
+        names = [figure.name for figure in self._task.figures]
+        names += [EMA + name for name in names] if averaged else []
+        row = {
+            "epoch": epoch,
+            "step": step,
+            "train_loss": summary.mean(self._train_losses),
+            "lr": self._lr,
+            "rate": self._rate,
+            **{name: self._validation.get(name) for name in names},
+        }
+        self._record.row(RESULTS, row)
+        self._train_losses.clear()
+        for name, content in (files or {}).items():
+            self._record.file(name, content)
+        which = "" if epoch is None else f" epoch {epoch + 1}"
+        said = figures(of_weights, self._task.figures)
+        self._console.info(f"validated{which}: {said}{took(self._validation_s)}")
+        if of_average:
+            said = figures(of_average, self._task.figures)
+            self._console.info(f"validated its average: {said}")
+
+    def images(self, batch: Batch) -> None:
+        """Show a grid of augmented training images, or of the middle frames of clips, once a run."""
+        if self._world.rank == 0:
+            mean = torch.tensor(self._pixels.mean)
+            std = torch.tensor(self._pixels.std)
+            shown = pictures.augmented(batch, mean, std, self._classes)
+            # the pixels were copied to the host, behind the step
+            self._timeline.mark("first step")
+            if self._description["settings"].get("profile"):
+                self._console.info(self._timeline.told())
+            self._board.images("augmented", shown, 0)
+
+    def info(self, line: str) -> None:
+        """Say a line."""
+        self._console.info(line)
+
+    def warn(self, line: str) -> None:
+        """Say a line that asks for attention."""
+        self._console.warn(line)
+
+    def stopped_early(self, progress: Mapping[str, Any]) -> None:
+        """Tell that --patience has ended the run before its time. Epochs are told from 1 on."""
+        self._early_stop = {
+            "epoch": progress["epoch"],
+            "best_epoch": progress["best_epoch"] + 1,
+            "validations": progress["stale"],
+        }
+
+    def failed(self, split: str, names: Sequence[str]) -> None:
+        """Tell which samples could not be decoded: the first ones are said, all are in failed.txt."""
+        for name in names[:SAID]:
+            self.warn(f"cannot be decoded, left out: {name}")
+        if len(names) > SAID:
+            more = len(names) - SAID
+            self.warn(f"and {more} more, in {self._record.folder / FAILED}")
+        self._record.lines(FAILED, [f"{split}\t{name}" for name in names])
+
+    # -- the end ---------------------------------------------------------------
+
+    def finish(
+        self,
+        progress: Mapping[str, Any],
+        *,
+        failed: set[int],
+        finished: bool,
+        loader: Loader | None = None,
+    ) -> dict[str, Any]:
+        """Write and return the summary; rank 0 prints it as a table when the run came to its end.
+
+        `progress` is the loop's, `failed` the ids of training samples that could not be decoded, `loader` the
+        training's.
+        """
+        self._finished = finished
+        step = progress["step"]
+        first = self._task.figures[0]
+        trained = {
+            "finished": finished,
+            **summary.trained(progress, failed),
+            "early_stop": self._early_stop,
+            **summary.best(progress, first, self._record.folder),
+            **summary.evaluated(self._evaluated, self._validation or {}, first),
+        }
+        trained["checkpoint"] = summary.checkpoint(trained, self._record.folder)
+        values = None
+        if finished and not self._meter.total_samples():
+            values = self._of_earlier_part(trained)
+        if values is None:
+            values = self._summary(trained, loader)
+        self._record.summary(values)
+        self._settings(values)
+        if self._record.enabled:
+            folder = self._record.folder
+            # drawn from a file that the storage may not say again
+            with suppress(OSError):
+                if picture := curves.png(folder, values, first):
+                    self._record.file(curves.RESULTS, picture)
+        if finished:
+            self._tell_rate(values, step=step)
+            self._console.result(values, self._task, folder=self._record.folder)
+            self._board.card("result", rows(values, self._task), step)
+            if too_high(values["efficiency"]):
+                self.warn(
+                    f"check failed: efficiency {values['efficiency']:.1%} is above 103 %, so the rate or a ceiling "
+                    "is wrong"
+                )
+        return values
+
+    def _settings(self, values: Mapping[str, Any] | None = None) -> None:
+        """Write the run's row and charts; `values`: its summary, once it is over."""
+        values = values or {}
+        steady = look_up(values, "rate.steady")
+        row = self._description["settings"] | {
+            "bound": values.get("bound"),
+            "rate": steady and round(steady),
+        }
+        self._board.settings(
+            row,
+            self._task,
+            self._compared,
+            finished=self._finished,
+        )
+
+    def _summary(
+        self, trained: Mapping[str, Any], loader: Loader | None
+    ) -> dict[str, Any]:
+        """Return the content of summary.json, with figures of all ranks."""
+        rate = self._meter.result(self._rate_unit)
+        efficiency, bound_by = self._bound()
+        # the figures of the machine and of a step are of the same windows as the rate
+        warm = rate["warmup_windows"]
+        first = 0
+        if 0 < warm <= len(self._ended_with):
+            first = self._ended_with[warm - 1] - self._resumed_at
+        steps = {name: np.array(column) for name, column in self._steps.items()}
+        steady_steps = {name: column[first:] for name, column in steps.items()}
+        gpu = {
+            name: summary.mean_load(self._load, reading, warm)
+            for name, reading in OF_A_GPU.items()
+        }
+        busy = summary.mean_load(self._load, "cpu_utilisation", warm)
+        steal = summary.mean_load(self._load, "cpu_steal", warm)
+        if self._memory.get("host_gib") is None:
+            # the run was over before the sampler's first reading
+            self._measure_memory(host_gib())
+        split = summary.split(steady_steps)
+        of_loader = stages.of_windows(
+            self._meter.steady_windows(), self._description.get("workers", 0)
+        )
+        of_ranks = self._world.gather(
+            {**split, "sm_mhz": gpu["sm_mhz"], "stages": of_loader}
+        )
+        slow = stages.slowest(of_ranks)
+        host = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))
+        about = {
+            name: value
+            for name, value in self._description.items()
+            if name not in NOT_IN_SUMMARY
+        }
+        remote = bool(self._description.get("remote"))
+        values = {
+            **about,
+            "reader": about.get("reader") or self._validation_reader,
+            **trained,
+            "versions": versions(),
+            "rate": rate,
+            "ceiling": self._ceilings,
+            "efficiency": efficiency,
+            "bound": told_bound(bound_by, remote=remote, busy=busy),
+            "check": summary.check(efficiency),
+            "data_wait": summary.data_wait(steady_steps),
+            "start_s": self._timeline.seconds,
+            "step_ms": summary.step_times(steps, warmup=first),
+            "split_ms": split,
+            "stages": of_loader,
+            "slowest_rank": slow,
+            "pauses": self._meter.pauses,
+            "validation": self._validation,
+            "validation_s": self._validation_s,  # of the last one
+            "memory": self._memory | {"host_gib": float(host[0])},
+            "gpu": over_ranks(self._world.gather(gpu)),
+            "cpu": {"utilisation": busy, "steal": steal},
+            "energy": self._energy(gpu["power_w"], rate["steady"]),
+        }
+        values["binds"] = stages.binds(values)
+        # the loader's ceiling is that of the slowest rank
+        its = of_ranks[slow["rank"]]["stages"] if slow else of_loader
+        values["what_if"] = what_if.predictions(values | {"stages": its})
+        if clips := self._clips(loader, rate["steady"]):
+            values["clips"] = clips
+        if detection := summary.detection(self._description, rate["steady"]):
+            values["detection"] = detection
+        return values
+
+    def _energy(
+        self, power_w: float | None, rate: float | None
+    ) -> dict[str, float] | None:
+        """Return the energy of all ranks' GPUs; None where they do not count it.
+
+        `run_kwh`: from the run's begin to now, by NVML's counters. `joules_a_sample`: of the steady windows,
+        by the power read in them.
+        """
+        now = self._sampler.energy_j()
+        used = None
+        if now is not None and self._energy_before_j is not None:
+            used = now - self._energy_before_j
+        joules, watts = zip(*self._world.gather((used, power_w)), strict=True)
+        if None in joules or None in watts or not rate:
+            return None
+        return {
+            "run_kwh": sum(joules) / 3.6e6,
+            "joules_a_sample": sum(watts) / rate,
+        }
+
+    def _of_earlier_part(self, trained: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the summary of a run that was over before: its rates are of the part that trained."""
+        earlier = self._record.earlier_summary()
+        if earlier is None:
+            return None
+        self._console.info(
+            "nothing was left to train, its rates stay as they were: more --epochs or --steps, or a larger "
+            "--patience, to go on from here"
+        )
+        values = {**earlier, **trained}
+        if self._validation and self._validation != earlier["validation"]:
+            # the figures of a part that was killed before its end
+            values["validation"] = self._validation
+            values["validation_s"] = self._validation_s
+        return values
+
+    def _tell_rate(self, values: Mapping[str, Any], *, step: int) -> None:
+        """Write the last point of each throughput, which is what HPARAMS shows."""
+        rate = look_up(values, "rate.steady")
+        tags = {
+            "throughput/samples_per_s": rate,
+            "throughput/per_gpu": rate and rate / self._world.size,
+            "throughput/efficiency": values["efficiency"],
+            "energy/joules_a_sample": look_up(values, "energy.joules_a_sample"),
+        }
+        self._board.scalars(tags, step + 1)
+
+    def _clips(
+        self, loader: Loader | None, rate: float | None
+    ) -> dict[str, Any] | None:
+        """Sum over all ranks what loaders of clips have done; None for another task."""
+        frames = self._description.get("clip_frames")
+        if not frames:
+            return None
+        of_rank = loader.counts if loader else Counts(), self._validation_counts
+        training, validation = zip(*self._world.gather(of_rank), strict=True)
+        return summary.clips(training, validation, frames=frames, rate=rate)
+
+    def close(self) -> None:
+        """Close the files; again without effect. The run counts as finished when `finish` said so."""
+        self._sampler.stop()
+        # first: it waits for storage that fails for seconds
+        self._record.close()
+        self._board.close(finished=self._finished)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a full disk has not taken one of the run's files."""
+        return self._record.lost
+
+    def _bound(self) -> tuple[float | None, str | None]:
+        rate = self._meter.result()
+        steady = None if rate["short"] else rate["steady"]
+        return bound(steady, self._ceiling("compute"), self._ceiling("loader"))
+
+    def _ceiling(self, name: str) -> float | None:
+        ceiling = self._ceilings[name]
+        return None if ceiling is None else float(ceiling["rate"])
+
+    def _measure_memory(self, host: float | None) -> None:
+        now = device_memory(self._world.device) | {"host_gib": host}
+        for name, value in now.items():
+            highest = self._memory.get(name)
+            if value is None or (highest is not None and highest > value):
+                value = highest
+            self._memory[name] = value

@@ -1,0 +1,340 @@
+"""What TensorBoard shows of a run: scalars, images, the HPARAMS row, the layout, in the run's own folder.
+
+Must not know: how a figure came about. Events are written here, at once, rather than through SummaryWriter:
+its thread dies with a traceback when the disk is full and leaves half a record, and its `purge_step` purges
+nothing in TensorBoard 2.21's Python server and only tags that come again in its fast one (both measured), so
+a resumed curve was doubled.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from saturate.contracts import Array, Reported, utf8
+from saturate.report import stages
+from saturate.report.record import Appender, replace, replace_in_time
+from saturate.report.summary import PHASES
+
+SETTINGS_FILE = "events.out.tfevents.0.settings"
+"""Event file of the HPARAMS row and of the charts: written anew as a whole, and read before the others."""
+GLANCE = "at_a_glance"
+"""Group of the first screen: TensorBoard sorts groups of curves by name."""
+SHARES = "shares of the compute ceiling (the loader's up to 1.5)"
+EFFICIENCY = "efficiency, 0 to 1"
+
+# The HPARAMS page takes its columns from the first run it meets and drops what only others have
+# (tensorboard#5596, pytorch#32651, #39250). So every run names all of these, and all are texts.
+SETTINGS = {
+    "bound": "bound",
+    "loader": "loader",
+    "arch": "network",
+    "rate": "samples/s",
+    "batch_size": "batch a GPU",
+    "precision": "precision",
+    "world_size": "GPUs",
+    "task": "task",
+    "reader": "reader",
+    "compile": "compile",
+    "graphs": "graphs",
+    "accumulate": "accumulate",
+    "image_size": "image size, px",
+    "workers": "workers",
+    "pin_memory": "pin_memory",
+    "optimizer": "optimizer",
+    "lr": "lr",
+    "epochs": "epochs",
+    "read_delay_ms": "read delay, ms",
+    "gpu": "GPU",
+}
+"""Columns of the HPARAMS page and their headers. `bound` and `rate` are known at the end of a run."""
+KEYS = {
+    name: f"{place}_{name}" if place < 5 else name
+    for place, name in enumerate(SETTINGS)
+}
+"""The page opens with five columns of settings, sorted by these keys, and reaches the fifth at 1280 px."""
+
+
+class Scalar(NamedTuple):
+    """A curve of the rate or the machine: its tag, the title of its chart with others, and the header of its
+    column on the HPARAMS page; "": none.
+    """
+
+    tag: str
+    chart: str = ""
+    header: str = ""
+
+
+SCALARS = (
+    Scalar("throughput/efficiency", EFFICIENCY, EFFICIENCY),
+    Scalar("throughput/compute_ceiling", "", "compute ceiling, samples/s"),
+    Scalar("throughput/loader_ceiling", "", "loader ceiling, samples/s"),
+    # TensorBoard chooses the range of a chart by its points: these two hold it
+    Scalar("share/zero", EFFICIENCY),
+    Scalar("share/compute_ceiling", EFFICIENCY),
+    Scalar("share/rate", SHARES),
+    Scalar("share/compute_ceiling", SHARES),
+    Scalar("share/loader_ceiling", SHARES),
+    Scalar("share/zero", SHARES),
+    Scalar("throughput/samples_per_s", "rate, samples/s", "samples/s"),
+    Scalar("throughput/per_gpu", "", "samples/s a GPU"),
+    *(
+        Scalar(
+            f"time/{phase}_ms",
+            "one step, ms",
+            "data wait, ms" if phase == "data_wait" else "",
+        )
+        for phase in PHASES
+    ),
+    *(Scalar(f"stage/{name}", "stages of the loader") for name in stages.NAMES),
+    Scalar("gpu/utilisation", "utilisation", "GPU busy, 0 to 1"),
+    Scalar("gpu/power_w", "power, W"),
+    Scalar("gpu/sm_mhz", "SM clock, MHz"),
+    Scalar("energy/joules_a_sample", "energy, J/sample", "J/sample"),
+    Scalar("memory/allocated_gib", "GiB"),
+    Scalar("memory/reserved_gib", "GiB"),
+    Scalar("memory/device_gib", "GiB", "GPU memory, GiB"),
+    Scalar("memory/host_gib", "GiB", "host memory, GiB"),
+)
+"""Curves in the order of their charts and columns."""
+PAGES = (
+    ("[TIME SERIES](#timeseries)", f"every curve; `{GLANCE}` has the first to look at"),
+    (
+        "[CUSTOM SCALARS](#custom_scalars&_smoothingWeight=0&_ignoreYOutliers=false)",
+        "rate and ceilings in one chart, efficiency, what a step and a loader spend their time on; a colour a run, "
+        "and the tooltip names each curve",
+    ),
+    ("[HPARAMS](#hparams)", "a row a run: what binds it, loader, network, rate"),
+    ("[IMAGES](#images)", "what the network is given, confusion, mistakes"),
+    ("[TEXT](#text)", "this, and once the run is over its closing table: `result`"),
+)
+"""What each page of TensorBoard has."""
+
+
+def shares(
+    rate: float, compute: float | None, loader: float | None
+) -> dict[str, float]:
+    """Return rate and ceilings as shares of the compute ceiling, by tag; {} without ceilings."""
+    if not compute or not loader:
+        return {}
+    return {
+        "share/rate": rate / compute,
+        # a loader that is twelve times as fast would flatten the rate in their chart
+        "share/loader_ceiling": min(loader / compute, 1.5),
+        "share/compute_ceiling": 1.0,
+        "share/zero": 0.0,
+    }
+
+
+def at_a_glance(task: Reported) -> dict[str, str]:
+    """Return the tags that the first screen shows, and the names that they have there as well."""
+    first = task.figures[0].name
+    return {
+        "train/loss": f"{GLANCE}/loss",
+        "throughput/samples_per_s": f"{GLANCE}/samples_per_s",
+        f"val/{first}": f"{GLANCE}/{first}",
+    }
+
+
+def metrics(compared: Sequence[str]) -> dict[str, str]:
+    """Return the metrics of the HPARAMS page: scalar's tag -> header.
+
+    `compared`: figures of every task, whichever is run.
+    """
+    own = [(scalar.tag, scalar.header) for scalar in SCALARS if scalar.header]
+    figures = [(f"val/{name}", name) for name in compared]
+    return dict([*own[:3], *figures, *own[3:]])
+
+
+def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
+    """Return the charts of a task's runs: {section: {title of a chart: patterns of tags}}."""
+    first = {"loss": ["train/loss"]}
+    if chart := task.figures[0].chart:
+        first[chart] = []
+    # the average's figures (--ema) are of the same run
+    drawn = [(figure.chart, f"val/(ema_)?{figure.name}") for figure in task.figures]
+    drawn += [(scalar.chart, scalar.tag) for scalar in SCALARS]
+    drawn += [("parts of the loss", "loss/.*")] * task.loss_parts
+    charts = {"at a glance": first}
+    for chart, tag in drawn:
+        if chart:
+            at_once = chart in (*first, SHARES, EFFICIENCY)
+            section = "at a glance" if at_once else tag.partition("/")[0]
+            charts.setdefault(section, {}).setdefault(chart, []).append(tag)
+    return charts
+
+
+class Board:
+    """The event files of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens.
+    A resumed run gives `purge_step`, its first new step: every point from there on is taken out of the
+    earlier event files, so each reader sees each step once. What is there already at the step before (a
+    repeated validation) or of images is not written twice. On a full disk records wait.
+    """
+
+    def __init__(
+        self, folder: Path, *, enabled: bool = True, purge_step: int | None = None
+    ) -> None:
+        # tag -> a second name, under which its points are written, too
+        self._twice: Mapping[str, str] = {}
+        self._settings = folder / SETTINGS_FILE
+        self._kept: set[tuple[str, int]] = set()
+        self._file: Appender | None = None
+        if not enabled:
+            return
+        if purge_step is not None:
+            for path in sorted(folder.glob("events.out.tfevents.*")):
+                self._cut(path, purge_step)
+        name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = Appender(folder / f"events.out.tfevents.{name}")
+        self._event(file_version="brain.Event:2")
+
+    def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
+        """Write one point a tag; None and what is not finite is left out."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        again = {
+            name: values[tag] for tag, name in self._twice.items() if tag in values
+        }
+        points = [
+            Summary.Value(tag=utf8(tag), simple_value=float(value))
+            for tag, value in {**values, **again}.items()
+            if value is not None
+            and math.isfinite(value)
+            and (tag, step) not in self._kept
+        ]
+        if points:
+            self._event(step=step, summary=Summary(value=points))
+
+    def images(self, tag: str, images: Array, step: int) -> None:
+        """Write uint8 [N, H, W, 3] as one grid, eight in a row."""
+        if self._file is None or (tag, step) in self._kept:
+            return
+        from torch.utils.tensorboard.summary import image
+
+        self._event(step=step, summary=image(tag, images, dataformats="NHWC"))
+
+    def card(self, tag: str, rows: Sequence[tuple[str, str]], step: int) -> None:
+        """Write names and texts for the TEXT page, a line each; a run that is resumed writes its own."""
+        from torch.utils.tensorboard.summary import text
+
+        # no table: the page breaks names in its first column beside a long text
+        lines = utf8("\n".join(f"- **{name}**: {value}" for name, value in rows))
+        self._event(step=step, summary=text(tag, lines))
+
+    def settings(
+        self,
+        row: Mapping[str, Any],
+        task: Reported,
+        compared: Sequence[str],
+        *,
+        finished: bool = False,
+    ) -> None:
+        """Write what the pages HPARAMS and CUSTOM SCALARS show of the run of a task, in place of what was written
+        before. Call it before `scalars`.
+
+        `row`: the run's settings, by names of SETTINGS, without those that it does not know. A run that
+        is not `finished` has the status unknown.
+        """
+        if self._file is None:
+            return
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+        from torch.utils.tensorboard.summary import custom_scalars, hparams
+
+        self._twice = at_a_glance(task)
+        columns = metrics(compared)
+        empty = dict.fromkeys(KEYS.values(), "")
+        cells = {
+            KEYS[name]: _cell(row[name])
+            for name in SETTINGS
+            if row.get(name) is not None
+        }
+        named, _, end = hparams(empty, dict.fromkeys(columns, 0.0))
+        _, begin, _ = hparams(cells, {})
+        content = HParamsPluginData.FromString(
+            named.value[0].metadata.plugin_data.content
+        )
+        infos = content.experiment.hparam_infos
+        for info, header in zip(infos, SETTINGS.values(), strict=True):
+            info.display_name = header
+            # the page sorts these before the others
+            info.differs = info.name not in SETTINGS
+        for info in content.experiment.metric_infos:
+            info.display_name = columns[info.name.tag]
+        named.value[0].metadata.plugin_data.content = content.SerializeToString()
+        charts = {
+            section: {
+                title: ["Multiline", [f"^{tag}$" for tag in tags]]
+                for title, tags in its.items()
+            }
+            for section, its in layout(task).items()
+        }
+        summaries = [custom_scalars(charts), named, begin, *[end] * finished]
+        records = [_record(file_version="brain.Event:2")]
+        records += [_record(summary=summary) for summary in summaries]
+        replace_in_time(self._settings, b"".join(records))
+
+    def close(self) -> None:
+        """Close the file; again without effect."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _event(self, **fields: Any) -> None:
+        if self._file is not None:
+            self._file.append(_record(**fields))
+
+    def _cut(self, path: Path, purge_step: int) -> None:
+        """Take out the points from `purge_step` on, and a half-written end."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        before = path.read_bytes()
+        records = []
+        for record, data in _records(before):
+            event = Event.FromString(data)
+            if event.step >= purge_step:
+                continue
+            records.append(record)
+            if event.step == purge_step - 1:
+                self._kept |= {(value.tag, event.step) for value in event.summary.value}
+        after = b"".join(records)
+        if after != before:
+            replace(path, after)
+
+
+def _cell(value: Any) -> str:
+    """Return a cell of the HPARAMS page, which shows a number 256 as 256.00.
+
+    Texts are sorted as texts: with spaces in front, which the page does not show, by their value.
+    """
+    return f"{value:>12,}" if type(value) is int else str(value)
+
+
+def _record(**fields: Any) -> bytes:
+    """Return an event of the present as a record of an event file."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    event = Event(wall_time=time.time(), **fields)
+    RecordWriter(record).write(event.SerializeToString())
+    return record.getvalue()
+
+
+def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (whole record, its data) of an event file; end before a record that is cut off."""
+    at = 0
+    # a record: length uint64, its CRC of 4 bytes, data, its CRC
+    while at + 12 <= len(content):
+        (length,) = struct.unpack_from("<Q", content, at)
+        end = at + 12 + length + 4
+        if end > len(content):
+            return
+        yield content[at:end], content[at + 12 : end - 4]
+        at = end

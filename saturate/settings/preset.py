@@ -1,0 +1,54 @@
+"""Reads a YAML preset, and shows what it holds; must not know any setting."""
+
+from __future__ import annotations
+
+import reprlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from saturate.contracts import UserError
+from saturate.system.urls import masked
+from saturate.system.user_files import read_text
+
+
+def read_preset(path: Path) -> dict[str, Any]:
+    """Return the flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no
+    mapping."""
+    said = f"--config {path}"
+    try:
+        content = parsed(read_text(path))
+    except OSError as error:
+        raise UserError(
+            f"{said}: {error.strerror or error}; presets are in configs/"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = masked(" ".join(str(error).split()))
+        raise UserError(f"{said}: does not parse as YAML: {reason}") from None
+    if not isinstance(content, dict):
+        got = type(content).__name__ if content else "nothing"
+        raise UserError(f"{said}: got {got}, a preset is a mapping 'setting: value'")
+    return content
+
+
+def parsed(text: str) -> Any:
+    """Return what YAML holds. Raises YAMLError, RecursionError, and ValueError for values that are none."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise
+    except Exception as error:
+        # PyYAML raises whatever a tagged value makes it stumble over
+        raise ValueError(f"a value is none of its type ({error!r})") from None
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages show it, cut to a line.
+
+    YAML's aliases make a nest of a few bytes that has gigabytes when it is written out.
+    """
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    short.maxstring = short.maxother = 200
+    return short.repr(value)

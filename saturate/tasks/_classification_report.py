@@ -1,0 +1,250 @@
+"""What a classifier got wrong in a validation, as files and pictures. Must not know how it was computed.
+
+confusion.csv, confusion.png    how often each class was taken for each
+classes.csv                     accuracy by class, and what a class was mostly taken for
+val_predictions.csv             label and likeliest classes of every sample
+mistakes.png                    the most confident mistakes, with their names
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torchvision.utils import make_grid
+
+from saturate.contracts import Array, Source
+from saturate.loaders.images.decoders import shown_rgb
+from saturate.system.fonts import font, legible, line
+from saturate.tasks import _tables
+from saturate.tasks._predictions import Answers
+
+BINS = 15
+"""Bins of the expected calibration error, of equal width: Guo et al. 2017, https://arxiv.org/abs/1706.04599."""
+MOST_CLASSES = 1_000
+"""Classes up to which there is a confusion matrix: a million cells."""
+FILES = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
+"""Files that not every validation has."""
+MISTAKES = 20
+SIDE = 160
+"""Pixels of a mistake's picture."""
+LETTERS = 10
+"""Pixels of the size of what stands below it."""
+NAMED = 100
+"""Classes up to which the confusion matrix has their names."""
+MARGIN = 200
+"""Pixels beside the confusion matrix, for names of classes and for TITLE."""
+TITLE = 30
+"""Pixels at the edge, for what the axis is."""
+NAMES = 18
+"""Pixels of the size of names there, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """What a validation was of: the names of the classes, and the source of the samples."""
+
+    classes: Sequence[str]
+    source: Source
+    # uint8 [n], of each sample that which shows it; None: they are as stored
+    turns: Array | None = None
+
+    def extras(self, answers: Answers) -> dict[str, Any]:
+        """Return the files and pictures that contracts.Metric.result gives beside its figures.
+
+        A file that has no content this time is b"".
+        """
+        labels = [self.classes[label] for label in answers.labels.tolist()]
+        files = dict.fromkeys(FILES, b"")
+        files["val_predictions.csv"] = self._predictions(answers, "label", labels)
+        pictures = {}
+        if len(answers) and len(self.classes) <= MOST_CLASSES:
+            matrix = confusion(answers, len(self.classes))
+            rows = [
+                {"label": name, **dict(zip(self.classes, counts, strict=True))}
+                for name, counts in zip(self.classes, matrix.tolist(), strict=True)
+            ]
+            files["confusion.csv"] = _tables.written(rows)
+            files["classes.csv"] = self._by_class(matrix)
+            pictures["confusion"] = drawn_matrix(matrix, self.classes)
+        mistakes = self._mistakes(answers)
+        if mistakes:
+            pictures["mistakes"] = stacked(mistakes)
+        images = {}
+        for name, picture in pictures.items():
+            buffer = io.BytesIO()
+            picture.save(buffer, "PNG")
+            files[f"{name}.png"] = buffer.getvalue()
+            images[f"val/{name}"] = np.asarray(picture)[None]
+        return {"files": files, "images": images}
+
+    def tables_of_sets(
+        self, answers: Answers, wanted: Array, precisions: Sequence[float | None]
+    ) -> dict[str, bytes]:
+        """Return the files of a validation with several labels each; `wanted` [n, C] is above 0 for these."""
+        labels = [
+            ";".join(self.classes[at] for at in np.flatnonzero(own).tolist())
+            for own in wanted
+        ]
+        by_class = [
+            {
+                "class": name,
+                "samples": int(count),
+                "average_precision": one and round(one, 4),
+            }
+            for name, count, one in zip(
+                self.classes, wanted.sum(axis=0), precisions, strict=True
+            )
+        ]
+        return {
+            "classes.csv": _tables.written(by_class),
+            "val_predictions.csv": self._predictions(answers, "labels", labels),
+        }
+
+    def _predictions(
+        self, answers: Answers, column: str, labels: Sequence[str]
+    ) -> bytes:
+        samples = zip(
+            answers.ids.tolist(), labels, answers.rows(self.classes), strict=True
+        )
+        return _tables.written(
+            [
+                {"path": self.source.name(sample), column: label, **cells}
+                for sample, label, cells in samples
+            ]
+        )
+
+    def _by_class(self, matrix: Array) -> bytes:
+        rows: list[dict[str, Any]] = []
+        for index, counts in enumerate(matrix):
+            total = int(counts.sum())
+            others = np.where(np.arange(len(counts)) == index, 0, counts)
+            most = int(others.argmax())
+            rows.append(
+                {
+                    "class": self.classes[index],
+                    "samples": total,
+                    "accuracy": round(int(counts[index]) / total, 4) if total else None,
+                    "mostly_taken_for": self.classes[most] if others[most] else None,
+                    "times": int(others[most]) or None,
+                }
+            )
+        return _tables.written(rows)
+
+    def _mistakes(self, answers: Answers) -> list[Image.Image]:
+        """Draw the most confident mistakes of which there are pixels."""
+        if not len(answers):
+            return []
+        wrong = np.flatnonzero(
+            (answers.classes[:, 0] != answers.labels) & answers.finite
+        )
+        surest = wrong[np.argsort(-answers.shares[wrong, 0], kind="stable")][:MISTAKES]
+        tiles = []
+        for place in surest.tolist():
+            sample = int(answers.ids[place])
+            try:
+                turn = 0 if self.turns is None else int(self.turns[sample])
+                picture = shown_rgb(self.source.read(sample), turn)
+            except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
+                continue
+            picture.thumbnail((SIDE, SIDE))
+            tile = Image.new("RGB", (SIDE + 8, SIDE + 50), "white")
+            left, top = (SIDE - picture.width) // 2, (SIDE - picture.height) // 2
+            tile.paste(picture, (4 + left, top))
+            label, answer = (
+                legible(self.classes[int(at)], int(at) + 1)
+                for at in (answers.labels[place], answers.classes[place, 0])
+            )
+            file = PurePath(self.source.name(sample)).name
+            texts = (
+                (label, SIDE - 60, ", said to be"),
+                (answer, SIDE - 32, f" {answers.shares[place, 0]:.0%}"),
+                (file, SIDE, ""),
+            )
+            draw = ImageDraw.Draw(tile)
+            for at, (text, pixels, behind) in enumerate(texts):
+                cut, own = line(text, pixels, LETTERS)
+                draw.text((4, SIDE + 2 + 15 * at), cut + behind, "black", own)
+            tiles.append(tile)
+        return tiles
+
+
+def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
+    """Lay pictures of one size side by side, five a row."""
+    pixels = torch.from_numpy(np.stack([np.asarray(tile) for tile in tiles]))
+    sheet = make_grid(pixels.movedim(-1, 1), nrow=5, padding=0, pad_value=255)
+    return Image.fromarray(sheet.movedim(0, -1).numpy())
+
+
+def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
+    """Draw a row a label, a column an answer in the same order, dark where its share of the row is.
+
+    Up to NAMED classes, with which the picture grows, both have their names, and cells their numbers.
+    """
+    roomy = len(matrix) <= NAMED
+    cell = max(20 if roomy else 1, 900 // len(matrix))
+    side = len(matrix) * cell
+    margin = MARGIN if roomy else TITLE
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    # axes: [label, answer, channel]; from white to dark blue
+    colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
+    cells = Image.fromarray(colours.astype(np.uint8))
+    cells = cells.resize((side, side), Image.Resampling.NEAREST)
+    sheet = Image.new("RGB", (margin + side + 4, margin + side + 4), "white")
+    draw = ImageDraw.Draw(sheet)
+    # what is read upwards: the rows' title, and the columns' names
+    title = Image.new("RGB", (side, TITLE), "white")
+    names = Image.new("RGB", (margin, side), "white")
+    upwards, across = ImageDraw.Draw(title), ImageDraw.Draw(names)
+    middles = [margin + (at + 0.5) * cell for at in range(len(matrix))]
+    for place, name in enumerate(classes if roomy else ()):
+        middle, name = middles[place], legible(name, place + 1)
+        cut, own = line(name, margin - TITLE - 10, min(NAMES, cell - 4))
+        across.text((6, middle - margin), cut, "black", own, anchor="lm")
+        draw.text((margin - 6, middle), cut, "black", own, anchor="rm")
+    upwards.text((side / 2, TITLE / 2), "label", "black", font(NAMES), anchor="mm")
+    sheet.paste(names.rotate(90, expand=True), (margin, 0))
+    sheet.paste(title.rotate(90, expand=True), (0, margin))
+    middle = margin + side / 2
+    draw.text((middle, TITLE / 2), "answer", "black", font(NAMES), anchor="mm")
+    sheet.paste(cells, (margin, margin))
+    end = margin + side
+    for edge in range(margin, end + 1, cell if roomy else side):
+        draw.line((edge, margin, edge, end), "lightgray")
+        draw.line((margin, edge, end, edge), "lightgray")
+    digits = font(max(min(18, cell // 2), 1))
+    for (row, column), count in np.ndenumerate(matrix) if roomy else ():
+        if digits.getlength(str(count)) < cell - 2:
+            at = middles[column], middles[row]
+            colour = "white" if shares[row, column] > 0.6 else "black"
+            draw.text(at, str(count), colour, digits, anchor="mm")
+    return sheet
+
+
+def confusion(answers: Answers, classes: int) -> Array:
+    """Return int64 [C, C]: how many samples of each class were taken for each; no numbers are no answer."""
+    counted = answers.finite
+    cells = answers.labels[counted] * classes + answers.classes[counted, 0]
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def calibration_error(answers: Answers) -> float:
+    """Return the expected calibration error, 0..1: how far probabilities are from how often they are right; nan of
+    none.
+
+    The mean over the bins of |accuracy - mean probability|, weighed by their samples.
+    """
+    if not answers.finite.any():
+        return math.nan
+    shares = answers.shares[answers.finite, 0].astype(np.float64)
+    right = answers.classes[answers.finite, 0] == answers.labels[answers.finite]
+    bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)
+    gaps = np.bincount(bins, right - shares, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(shares))

@@ -1,0 +1,53 @@
+"""Masks inside their boxes -> COCO's run lengths of whole images. Must not know batches or scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+
+from saturate.contracts import Array
+from saturate.dataset.coco.annotation_file import run_lengths
+from saturate.dataset.scan.manifest import Rejected
+
+LEAST = 0.5  # probability of a pixel that is inside
+
+
+def encoded(
+    masks: torch.Tensor, boxes: Array, height: int, width: int
+) -> list[dict[str, Any]]:
+    """Return the compressed run lengths of N masks in an image height x width.
+
+    `masks` are probabilities [N, 1, M, M] on the CPU, inside their boxes x0 y0 x1 y1 [N, 4].
+    """
+    from pycocotools import mask as coder
+
+    corners = torch.from_numpy(boxes).float()
+    codes = []
+    # one at a time: a hundred whole images may be gigabytes
+    for mask, corner in zip(masks.float(), corners, strict=True):
+        pasted = paste_masks_in_image(mask[None], corner[None], (height, width))
+        inside = pasted[0, 0] > LEAST
+        pixels = np.asfortranarray(inside.numpy().view(np.uint8))
+        code = coder.encode(pixels)
+        codes.append({"size": code["size"], "counts": code["counts"].decode()})
+    return codes
+
+
+def checked(code: Any, height: int, width: int) -> dict[str, Any]:
+    """Return compressed run lengths of {size, counts} in either form.
+
+    Raises Rejected unless they fill the image: pycocotools reads and writes past its memory when given
+    others.
+    """
+    from pycocotools import mask as coder
+
+    runs, size = run_lengths(code)
+    if size != (height, width):
+        raise Rejected(
+            f"segmentation: its size is {list(size)}, the image's is {[height, width]}"
+        )
+    plain = {"size": [height, width], "counts": runs.tolist()}
+    return dict(coder.frPyObjects(plain, height, width))

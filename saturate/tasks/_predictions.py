@@ -1,0 +1,152 @@
+"""What a classifier says of each sample: its likeliest classes with their probabilities, and their table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from saturate.contracts import Array, UserError, World
+from saturate.tasks import _tables
+from saturate.tasks.kind import Asked
+
+MOST = 5
+"""Classes that are kept of a sample."""
+NO_NUMBER = "the network's output is no number"
+
+
+def mean(total: float, count: int) -> float:
+    """Return the mean of `count` numbers that add up to `total`; nan of none: a figure of nothing is never 0."""
+    return total / count if count else math.nan
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Answers:
+    """The likeliest k classes of n samples, in the order of their ids; k is MOST, or all that there are."""
+
+    ids: Array  # int64 [n], ascending
+    classes: Array  # int64 [n, k], the likeliest first
+    shares: Array  # float32 [n, k], their probabilities
+    labels: Array  # int64 [n], what was right, where that is known
+    finite: Array  # bool [n], whether all logits are numbers; the rest means nothing where they are not
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @staticmethod
+    def joined(parts: Sequence[Answers]) -> Answers:
+        """Return the answers of all parts, of which no two have the same sample."""
+        order = np.argsort(np.concatenate([part.ids for part in parts]), kind="stable")
+        # a rank without a sample does not know how many classes there are
+        width = max(part.classes.shape[1] for part in parts)
+        known = [part for part in parts if part.classes.shape[1] == width]
+
+        def column(name: str) -> Array:
+            of = known if name in ("classes", "shares") else parts
+            return np.concatenate([getattr(part, name) for part in of])[order]
+
+        return Answers(**{one.name: column(one.name) for one in fields(Answers)})
+
+    def rows(self, classes: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the cells of a table: class, probability, class_2, probability_2, ..., error."""
+        table = []
+        for of, shares, finite in zip(
+            self.classes.tolist(), self.shares.tolist(), self.finite, strict=True
+        ):
+            cells: dict[str, Any] = {}
+            for place, (number, share) in enumerate(zip(of, shares, strict=True)):
+                behind = f"_{place + 1}" if place else ""
+                cells[f"class{behind}"] = classes[number] if finite else None
+                cells[f"probability{behind}"] = round(share, 6) if finite else None
+            table.append(cells | {"error": None if finite else NO_NUMBER})
+        return table
+
+
+class Collected:
+    """Collects the answers of a pass on the device, and reads them when it is over.
+
+    `binary`: each class has a probability of its own, as --loss bce trains it; else those of all add up to 1.
+    """
+
+    def __init__(self, *, binary: bool = False) -> None:
+        self._binary = binary
+        # ids on the host; on the device classes [B, k], shares [B, k], labels, finite and valid [B]
+        self._parts: list[tuple[Any, ...]] = []
+
+    def add(
+        self,
+        ids: Array,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> None:
+        """Add the logits [B, C] of samples; those that are not `valid` are left out."""
+        classes, shares, finite = _likeliest(logits, self._binary)
+        self._parts.append((ids, classes, shares, labels, finite, valid))
+
+    def answers(self, world: World) -> Answers:
+        """Return the answers of all ranks, on each. Every rank must call it."""
+        none = np.zeros(0, np.int64)
+        own = answers_of(none, np.zeros((0, 0)), none)
+        if self._parts:
+            ids, *columns = zip(*self._parts, strict=True)
+            *numbers, valid = (torch.cat(column).cpu().numpy() for column in columns)
+            classes, shares, labels, finite = (one[valid] for one in numbers)
+            own = Answers(
+                ids=np.concatenate(ids)[valid],
+                classes=classes,
+                shares=shares,
+                labels=labels,
+                finite=finite,
+            )
+        return Answers.joined(world.gather(own))
+
+
+def answers_of(
+    ids: Array, logits: Array, labels: Array, *, binary: bool = False
+) -> Answers:
+    """Return the answers of logits, float [n, C], that are on the host, as `Collected` does."""
+    found = _likeliest(torch.from_numpy(logits), binary)
+    classes, shares, finite = (one.numpy() for one in found)
+    return Answers(
+        ids=ids, classes=classes, shares=shares, labels=labels, finite=finite
+    )
+
+
+def _likeliest(logits: torch.Tensor, binary: bool) -> tuple[torch.Tensor, ...]:
+    """Return classes and their shares, [B, k] each, and whether all logits of a sample are numbers."""
+    # by logits: probabilities near 1 and 0 are rounded, and then several are the same
+    classes = logits.topk(min(MOST, logits.shape[1]), dim=1).indices
+    single = logits.float()
+    shares = single.sigmoid() if binary else torch.softmax(single, dim=1)
+    return classes, shares.gather(1, classes), torch.isfinite(logits).all(dim=1)
+
+
+def write_answers(
+    folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]
+) -> list[Path]:
+    """Write predictions.* with a row a file, in their order: path, likeliest classes, error.
+
+    Raises UserError where a metric of a user's own has collected no answers.
+    """
+    answers: Answers | None = found.get("extras", {}).get("answers")
+    if answers is None:
+        raise UserError(
+            "--predict: the metric of this task collects no answers; give its kind a `predicting` of its own, "
+            "as docs/own-task.md says"
+        )
+    cells = answers.rows(classes)
+    of_sample = dict(zip(answers.ids.tolist(), cells, strict=True))
+    empty = dict.fromkeys(cells[0]) if cells else {"class": None, "probability": None}
+    rows = []
+    for place, (name, sample) in enumerate(
+        zip(asked.names, asked.samples.tolist(), strict=True)
+    ):
+        missing = {**empty, "error": asked.errors.get(place, NO_NUMBER)}
+        rows.append({"path": name, **of_sample.get(sample, missing)})
+    return [_tables.write(folder / "predictions", rows, asked.form)]

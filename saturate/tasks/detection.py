@@ -1,0 +1,365 @@
+"""Detection: targets with masks and keypoints, the detector's losses, COCO's AP. Knows no loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from saturate.contracts import (
+    Array,
+    Batch,
+    Figure,
+    Metric,
+    Rows,
+    Source,
+    Split,
+    Task,
+    UserError,
+)
+from saturate.dataset.coco.scan import open_coco
+from saturate.dataset.model_classes import ModelClasses
+from saturate.dataset.open import Console, Content, cache_folder
+from saturate.dataset.stores.bucket import local
+from saturate.models import Native, Registry
+from saturate.models import detection as architectures
+from saturate.plan.boxes import CENTRED, DetectionPlan, padding
+from saturate.plan.targets import IGNORE, packed, padded
+from saturate.settings.config import Config
+from saturate.tasks import _coco, _results
+from saturate.tasks._coco_ap import CocoAP
+from saturate.tasks._detections import Found, Unannotated, write_detections
+from saturate.tasks._plans import detection_policies, opened, pair
+from saturate.tasks.kind import Predicting, Splits, TaskKind
+
+ARCH = "fasterrcnn_resnet50_fpn_v2"
+TITLES = {
+    "boxes": ("AP", "AP50", "AP75"),
+    "masks": ("mask AP", "", ""),
+    "keypoints": ("keypoint AP", "", ""),
+}
+"""What is scored -> titles of AP over all overlaps, at 0.5 and at 0.75, which the console says."""
+CHARTS = {
+    **dict.fromkeys(("ap_small", "ap_medium", "ap_large"), "AP by size"),
+    **dict.fromkeys(("ar1", "ar10", "ar100"), "recall of 1, 10, 100 detections"),
+}
+"""Figure that TensorBoard and the files alone have -> its chart; the others have none."""
+
+
+def _figures() -> Iterator[Figure]:
+    """Yield COCO's figures of boxes, masks and keypoints."""
+    for kind, titles in TITLES.items():
+        chart = "AP" if kind == "boxes" else f"AP of {kind}"
+        names = [_coco.PREFIXES[kind] + name for name in _coco.FIGURES[kind]]
+        said = len(titles)
+        for name, title in zip(names[:said], titles, strict=True):
+            compared = title in ("AP", "AP50")
+            yield Figure(
+                name=name, title=title, unit="%", chart=chart, compared=compared
+            )
+        for name in names[said:]:
+            yield Figure(name=name, unit="%", said="never", chart=CHARTS.get(name, ""))
+
+
+FIGURES = (
+    *_figures(),
+    Figure(name="samples"),
+    Figure(name="detections"),
+    Figure(name="outputs_not_finite", said="unless zero"),
+)
+LOOKED_AT = 50
+"""Batches of the first epoch, from whose numbers the boxes of an image and the share of padding are taken."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """contracts.Task of detectors. `columns`: dataset.coco.columns.Instances."""
+
+    columns: Any
+    _: KW_ONLY
+    masks: bool = False
+    keypoints: bool = False
+    training: bool = True  # else the module gets no targets, and gives detections
+    centred: bool = False  # as DetectionPolicy.centred says
+    # to train with as many for each image, for a network that takes padded boxes; 0: boxes are packed
+    places: int = 0
+    evaluator: str = "faster-coco-eval"
+    # bytes of the images that a validation draws; without it none are drawn
+    source: Source | None = None
+    scored: bool = True  # else the metric's result are the detections, and no figures
+
+    def targets(self, rows: Rows) -> dict[str, Array]:
+        """Return packed or padded targets, as plan.targets has them.
+
+        Masks and keypoints are there only where the module learns from them.
+        """
+        masks = self.masks and self.training
+        keypoints = self.keypoints and self.training
+        found = packed(
+            self.columns, rows, masks=masks, keypoints=keypoints, centred=self.centred
+        )
+        return padded(found, self.places) if self.places else found
+
+    def inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """Return (images, sizes without padding, boxes to train on or None), asking nothing of the device.
+
+        What could not be decoded is left out of training; where nothing could, one image goes in as it is,
+        without a box. With padded boxes it stays, without a box, since shapes are fixed in a graph.
+        """
+        if self.places:
+            return self._padded_inputs(batch)
+        rows = batch.rows
+        assert rows is not None
+        sizes = [(int(height), int(width)) for height, width in rows.sizes]
+        if not self.training:
+            return batch.images, sizes, None
+        cuts = list(pairwise(batch.host["offsets"].tolist()))
+        images = batch.images
+        if not rows.valid.all():
+            kept = np.flatnonzero(rows.valid).tolist() or [0]
+            cuts = [cuts[place] if rows.valid[place] else (0, 0) for place in kept]
+            sizes = [sizes[place] for place in kept]
+            # left out, not masked: to the heads an image without boxes is background from edge to edge
+            images = torch.stack([images[place] for place in kept])
+            images = images.contiguous(memory_format=torch.channels_last)
+        names = sorted({"boxes", "labels", "masks", "keypoints"} & batch.targets.keys())
+        targets = [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
+        return images, sizes, targets
+
+    def _padded_inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """Return the inputs of a detector whose images have one size, from tensors alone."""
+        most = self.places
+        if batch.host:  # not in a graph: then no more places than this batch has boxes
+            most = int((batch.host["labels"] != IGNORE).sum(axis=1).max())
+        labels = torch.where(batch.valid[:, None], batch.targets["labels"], IGNORE)
+        targets = {
+            "boxes": batch.targets["boxes"][:, :most],
+            "labels": labels[:, :most],
+        }
+        return batch.images, [batch.images.shape[-2:]] * len(labels), targets
+
+    def shown(self, batch: Batch) -> torch.Tensor:
+        return batch.images
+
+    def losses(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Return fp32 [B]: the sum of the detector's losses, a mean over images, where valid; else 0."""
+        total = torch.stack([loss.float() for loss in outputs.values()]).sum()
+        return torch.where(batch.valid, total, 0.0)
+
+    def parts(self, outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the losses by torchvision's names without "loss_": classifier, box_reg, ..."""
+        return {
+            name.removeprefix("loss_"): loss.detach().float()
+            for name, loss in outputs.items()
+        }
+
+    def metric(self, device: torch.device) -> Metric:
+        return (CocoAP if self.scored else Found)(
+            self.columns,
+            source=self.source,
+            masks=self.masks,
+            keypoints=self.keypoints,
+            evaluator=self.evaluator,
+        )
+
+
+class DetectionKind(TaskKind):
+    """Images with boxes, masks or keypoints, in COCO's layout."""
+
+    name = "detection"
+    arch = ARCH
+    registry: Registry = architectures
+    cpu_precision = "fp32"
+    figures: tuple[Figure, ...] = FIGURES
+    loss_parts = True
+    graphs = False  # as many shapes as canvases
+
+    def of(self, config: Config) -> TaskKind:
+        if _parts(config)["keypoints"]:
+            return KIND_OF_KEYPOINTS
+        # torchvision's SSDs have no longer side
+        native = architectures.native(config.model.arch or ARCH)
+        return self if native.longer else KIND_OF_SQUARES
+
+    def adopted(
+        self, module: nn.Module, arch: str, shape: tuple[int, ...]
+    ) -> nn.Module:
+        return architectures.adopted(module, arch, shape)
+
+    def content(self, config: Config) -> Content:
+        return "keypoints" if _parts(config)["keypoints"] else "instances"
+
+    def splits(
+        self,
+        config: Config,
+        loader: str,
+        console: Console,
+        model: ModelClasses | None = None,
+    ) -> dict[str, Split]:
+        """Open both. Raises UserError.
+
+        An architecture that learns masks trains on no box without one. That holds in this process alone:
+        columns pickle as their folder.
+        """
+        # now, and not in the process that scores behind the first epoch
+        import_module(config.detection.evaluator.replace("-", "_"))
+        found = opened(config, loader, self.content(config), console, model)
+        train, val = found["train"], found["val"]
+        if not np.array_equal(train.columns.keypoint_name, val.columns.keypoint_name):
+            raise UserError(
+                "--data: the categories of validation name other keypoints than those of training, "
+                "or in another order"
+            )
+        if _parts(config)["masks"]:
+            masked = _with_masks(train.columns, config.model.arch or ARCH, console)
+            found["train"] = replace(train, columns=masked)
+        return found
+
+    def plans(
+        self, config: Config, splits: Splits, native: Native, **ranks: int
+    ) -> tuple[DetectionPlan, DetectionPlan]:
+        detection = config.detection
+        policies = detection_policies(config.augmentation, detection, native)
+        return pair(
+            DetectionPlan,
+            config,
+            splits,
+            *policies,
+            keep_empty=detection.keep_empty,
+            **ranks,
+        )
+
+    def used(self, plan: DetectionPlan) -> dict[str, Any]:
+        return {"image_size": plan.policy.size, "longer_side": plan.policy.longer}
+
+    def tasks(
+        self, config: Config, splits: Splits, auxiliary_weight: float
+    ) -> tuple[Task, Task]:
+        train, val = splits["train"], splits["val"]
+        centred = config.detection.augment in CENTRED
+        parts = _parts(config)
+        places = 0
+        if self.graphs:
+            places = int(train.columns.boxes_of_images.max(initial=1))
+        return Detection(
+            train.columns, centred=centred, places=places, **parts
+        ), Detection(
+            val.columns,
+            training=False,
+            evaluator=config.detection.evaluator,
+            source=val.source,
+            **parts,
+        )
+
+    def predicting(
+        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+    ) -> Predicting:
+        """Return the validation of images in which nothing is marked."""
+        parts = _parts(config)
+        split = replace(found, columns=Unannotated.of(found.columns, classes))
+        task = Detection(split.columns, training=False, scored=False, **parts)
+        kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
+        write = partial(write_detections, split=split, kinds=kinds)
+        return Predicting(split=split, task=task, write=write)
+
+    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+        return {
+            "classes": len(columns.classes),
+            "weights_backbone": config.detection.weights_backbone,
+            "trainable_layers": config.detection.trainable_layers,
+            "keypoints": len(columns.keypoint_mirror),
+        }
+
+    def facts(self, plan: DetectionPlan) -> dict[str, Any]:
+        """Return the boxes to learn of an image, a mean, and the share of pixels that is padding."""
+        rows = plan.rows(0, 0)[:LOOKED_AT]
+        task = Detection(plan.columns, centred=plan.policy.centred)
+        boxes = sum(len(task.targets(one)["boxes"]) for one in rows)
+        return {
+            "instances_per_image": boxes / max(len(rows) * plan.batch_size, 1),
+            "padding": padding(rows),
+        }
+
+    def score(self, config: Config, console: Console) -> int | None:
+        """Score the results file of --score against the annotations of --data. Raises UserError."""
+        file = config.detection.score
+        root = config.data.data
+        evaluator = config.detection.evaluator
+        if file is None:
+            return None
+        if root is None:
+            raise UserError(
+                "--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations"
+            )
+        entries, kinds = _results.read(file)
+        cache = cache_folder(config.data.manifest_dir)
+        with console.counting("val") as progress:
+            columns = open_coco(
+                local(root, cache),
+                "val",
+                keypoints="keypoints" in kinds,
+                images=False,
+                cache=cache,
+                rescan=config.data.rescan,
+                progress=progress,
+            )
+        for line in (columns.left_out, *columns.warnings):
+            if line:
+                console.warn(f"val: {line}")
+        for kind in kinds:
+            found = _results.checked(file, entries, kind, columns)
+            scores = _coco.score(columns, found, kind=kind, evaluator=evaluator)
+            for line in _coco.lines(scores, columns):
+                console.info(line)
+        return 0
+
+
+class SquaresKind(DetectionKind):
+    """Detectors that take images of one size, torchvision's SSDs: a step can be a graph."""
+
+    graphs = True
+
+
+class KeypointsKind(DetectionKind):
+    """Detectors of keypoints."""
+
+    predicting = TaskKind.predicting
+    unpredicted = "keypoints: a checkpoint does not say how many there are"
+
+
+def _with_masks(columns: Any, arch: str, console: Console) -> Any:
+    """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
+    usable = np.asarray(columns.usable)
+    # one run alone is of pixels outside
+    drawn = (np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1)
+    without = int(np.count_nonzero(usable & ~drawn))
+    if without and not (usable & drawn).any():
+        raise UserError(
+            f"--arch {arch} learns masks, and no box of {without} to train on has a segmentation; "
+            f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
+        )
+    if without:
+        console.warn(
+            f"train: --arch {arch} leaves out {without} of {np.count_nonzero(usable)} boxes, "
+            "for want of a segmentation"
+        )
+    return replace(columns, usable=usable & drawn)
+
+
+def _parts(config: Config) -> dict[str, Any]:
+    """Return what the architecture learns beside boxes."""
+    arch = config.model.arch or ARCH
+    return {"masks": "maskrcnn" in arch, "keypoints": "keypointrcnn" in arch}
+
+
+KIND = DetectionKind()
+KIND_OF_SQUARES = SquaresKind()
+KIND_OF_KEYPOINTS = KeypointsKind()
