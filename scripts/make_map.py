@@ -16,10 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "map.md"
 ORDER = (
-    "settings system dataset plan loaders models tasks engine report benchmarks scripts"
+    "saturate/settings saturate/system saturate/dataset saturate/plan loaders models "
+    "saturate/tasks saturate/engine saturate/report benchmarks scripts"
 )
 ROOMS = tuple(ORDER.split())
-"""Top-level folders in the order in which a sample meets them."""
+"""Rooms in the order in which a sample meets them."""
 FOLDERS_ONLY = {
     "configs": "Presets; the header of each has command, hardware, expected accuracy and source.",
     "deploy": "Kubernetes, Compose, SkyPilot: files to copy and change, see cluster.md.",
@@ -33,6 +34,10 @@ HEAD = """# Map
 
 Files with the first sentences of their docstrings, written by `python -m scripts.make_map`. Rooms are in the order
 in which a sample meets them. A file whose name begins with `_` is of its own folder alone, and left out.
+
+The engine room is the package `saturate/`; its rooms are written without that word here: `plan/order.py` is
+`saturate/plan/order.py`. `loaders/` and `models/`, what people add to, lie at the top, and are imported as
+`saturate.loaders` and `saturate.models`.
 
 ## To add or change
 
@@ -104,11 +109,17 @@ def first_sentence(path: Path) -> str:
     return re.sub(r"; must not .*", ".", sentence)
 
 
+def room_of(folder: str) -> str:
+    """Return the room that a folder is in; the folder itself where it is in none of ROOMS."""
+    within = (room for room in ROOMS if f"{folder}/".startswith(f"{room}/"))
+    return next(within, folder)
+
+
 def of_a_room(room: str, names: Sequence[str], root: Path) -> Iterator[str]:
     """Yield the lines of the files of a room. Raises ValueError for a file without a docstring."""
     for name in names:
         folder, _, file = name.rpartition("/")
-        if folder.partition("/")[0] != room or not file.endswith((".py", ".sh")):
+        if room_of(folder) != room or not file.endswith((".py", ".sh")):
             continue
         sentence = first_sentence(root / name)
         if file == "__init__.py":
@@ -124,6 +135,7 @@ def of_a_room(room: str, names: Sequence[str], root: Path) -> Iterator[str]:
 def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:
     """Yield the lines of the page for these files. Raises ValueError for a file without a docstring."""
     yield from of_a_room("", names, root)
+    yield from of_a_room("saturate", names, root)
     for room in ROOMS:
         yield f"\n## {room}/\n\n{first_sentence(root / room / '__init__.py')}\n"
         yield from of_a_room(room, names, root)

@@ -53,15 +53,24 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in result.items() if version}
 
 
-def sources() -> str:
-    """Return a digest of the modules of train.py, to tell whether two machines run the same program."""
-    root = Path(__file__).resolve().parents[1]
-    rooms = "dataset engine loaders models plan report settings system tasks"
-    modules = list(root.glob("*.py"))
-    for room in rooms.split():
-        modules += (root / room).rglob("*.py")
+ROOMS = "dataset engine loaders models plan report settings system tasks"
+"""The folders of saturate/ that have code."""
+
+
+def sources(package: Path = Path(__file__).resolve().parents[1]) -> str:
+    """Return a digest of the modules of saturate/, to tell whether two machines run the same program.
+
+    Raises FileNotFoundError for a room without modules: with nothing to compare, any two hosts would agree.
+    """
+    modules = sorted(package.glob("*.py"))
+    for room in ROOMS.split():
+        # of a checkout loaders/ and models/ are links, which are followed only where a path begins
+        of_room = sorted((package / room).rglob("*.py"))
+        if not of_room:
+            raise FileNotFoundError(f"{package / room} has no modules")
+        modules += of_room
     digest = hashlib.sha256()
-    for path in sorted(modules):
+    for path in modules:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
