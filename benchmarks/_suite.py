@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 
 from pydantic import PositiveInt
 
-from benchmarks._process import ROOT, ran
 from saturate.contracts import UserError
 from saturate.report import record
 from saturate.report.meter import spread
+from saturate.run.trial import ROOT, ran
 from saturate.settings.cli import Settings
 from saturate.settings.types import NotNegative
 

@@ -24,7 +24,6 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks._loaders import expanded
-from benchmarks._process import ending_on_signals, ran
 from benchmarks._suite import (
     ROOT,
     Common,
@@ -49,6 +48,7 @@ from saturate.contracts import UserError
 from saturate.engine.distributed import cores
 from saturate.engine.precision import choose
 from saturate.report import hardware
+from saturate.run.trial import ending_on_signals, ran
 from saturate.settings.cli import FolderOrUrl
 from saturate.settings.types import Share
 from saturate.tasks import architecture

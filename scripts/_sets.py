@@ -16,8 +16,8 @@ import numpy as np
 from rich.progress import track
 
 from saturate.contracts import UserError
+from saturate.run.program import Parser, exit_code
 from saturate.system.processes import results
-from scripts import Parser, exit_code
 
 Key = tuple[int, int, int]
 """Split, label and index of a drawn file: with the seed, all that its bytes depend on."""

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from saturate.report.tensorboard import SETTINGS_FILE, layout, metrics
+from saturate.run import report
 from saturate.settings.config import parse
 from saturate.tasks import compared
 from saturate.tasks.classification import KIND
-from scripts import report
 from tests.end_to_end.runs import Runner, kept, points, rows, summary
 from tests.end_to_end.test_rates import check_rates
 from tests.unit.test_report_tensorboard import read

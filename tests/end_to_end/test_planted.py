@@ -1,5 +1,5 @@
 """Bottlenecks that are planted in runs of train.py, and what their summaries name; more of them need a GPU
-(scripts/planted.py)."""
+(benchmarks/planted.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripts import planted
+from benchmarks import planted
 from tests.end_to_end.runs import Runner, draw, summary
 from tests.end_to_end.test_rates import check_rates
 

@@ -16,9 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts import export, serve_example
-from scripts._export_check import BEST, in_both
-from scripts._preprocessing import ClipFraming, Images
+from saturate.run import export
+from saturate.run._export_check import BEST, in_both
+from saturate.run._preprocessing import ClipFraming, Images
+from scripts import serve_example
 from tests.end_to_end.conftest import CLASSES
 from tests.end_to_end.runs import ROOT, Runner, draw, kept, rows, summary
 from tests.unit.coco_files import write_coco

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scripts import _probes
+from saturate.run import _probes
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that suites and the tuner start have imported PyTorch already; torchrun's ranks too."""
-    from benchmarks import _suite, max_batch
-    from benchmarks._reasons import reason
-    from scripts import planted, tune
+    from benchmarks import _suite, max_batch, planted
+    from saturate.run import tune
+    from saturate.run._reasons import reason
     from tests.end_to_end.runs import importable, meeting
 
     def ran(command: list[str], log: Path, limit_s: float) -> tuple[str, str]:

@@ -15,8 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from benchmarks import _show, _suite
-from benchmarks._reasons import LAUNCHER, reason
+from benchmarks import _show, _suite, bench
 from benchmarks._suite import (
     RATE,
     ROOT,
@@ -30,7 +29,7 @@ from benchmarks._suite import (
     run,
 )
 from saturate.contracts import UserError
-from scripts import bench
+from saturate.run._reasons import LAUNCHER, reason
 
 PROGRAM = """
 import json, sys, time

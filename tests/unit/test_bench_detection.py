@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks import link_set
 from benchmarks.baselines import detection as baseline
-from scripts import link_set
 
 pytest.importorskip("pycocotools", reason="pycocotools is not installed")
 

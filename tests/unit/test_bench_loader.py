@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import _loaders, loader
+from benchmarks import _loaders, bench, link_set, loader, video_set
 from benchmarks._loaders import Asked, expanded, open_data, opened
 from benchmarks._suite import Suite, results, run
 from benchmarks.baselines import augmentations, pytorch
@@ -25,7 +25,6 @@ from benchmarks.loader import SUITE, Loader, consume, derive, points
 from saturate.contracts import UserError
 from saturate.dataset.videos.columns import CODECS, RECORD
 from saturate.dataset.videos.packets import read
-from scripts import bench, link_set, video_set
 from tests.end_to_end.runs import draw
 from tests.unit.video_files import make, number
 

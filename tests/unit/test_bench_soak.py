@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import soak
+from benchmarks import bench, soak
 from benchmarks._suite import Measured, results, run
 from benchmarks.soak import Soak, verdict
 from saturate.contracts import UserError
 from saturate.loaders import open_loader
-from scripts import bench
 from tests.conformance.plants import Leaks
 from tests.end_to_end.runs import draw
 

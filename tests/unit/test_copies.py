@@ -17,9 +17,9 @@ from saturate.contracts import Split
 from saturate.dataset import copies
 from saturate.dataset.open import open_splits
 from saturate.dataset.val_split import Trained
+from saturate.run import pack
 from saturate.settings.config import build
 from saturate.tasks import superres
-from scripts import pack
 from tests.unit import superres_files
 from tests.unit.coco_files import write_coco
 from tests.unit.folders import JPEG, fill, refused

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from scripts import chart
+from benchmarks import chart
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -120,7 +120,7 @@ def test_the_chart_is_drawn_from_the_tables_figures(tmp_path: Path) -> None:
     page = ROOT / "docs" / "benchmarks" / "train.md"
     assert chart.main([str(page), str(drawn)]) == 0
     texts = [svg_texts(ROOT / "docs" / "images" / "rates.svg"), svg_texts(drawn)]
-    assert texts[0] == texts[1], "python -m scripts.chart draws it again"
+    assert texts[0] == texts[1], "python -m benchmarks chart draws it again"
     rows = chart.rows_of(page.read_text(encoding="utf-8"))
     assert len(rows) == 6
     for row in rows:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import _probes, doctor
-from scripts._probes import PROBES, Row
+from saturate.run import _probes, doctor
+from saturate.run._probes import PROBES, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,8 +47,8 @@ def test_dali_that_does_not_decode_is_a_row(monkeypatch: pytest.MonkeyPatch) -> 
 
 CHILD = """
 import os, signal, sys, time
-from scripts import _probes
-from scripts._probes import Probe, Row
+from saturate.run import _probes
+from saturate.run._probes import Probe, Row
 
 def ask():
     print("last words", flush=True)

@@ -79,7 +79,7 @@ def test_a_loader_is_one_file_and_one_line(
     assert "torchvision, dali-cpu, dali-gpu, dali-fed, toy" in told
     asked = f"""
 from benchmarks.loader import expanded
-from scripts._probes import loaders
+from saturate.run._probes import loaders
 from saturate.settings.config import parse
 from saturate.tasks.classification import KIND
 print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),

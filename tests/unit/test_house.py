@@ -110,15 +110,15 @@ def trespasses(path: Path, source: str) -> list[str]:
         if imported_name.startswith("."):
             found.append(f"{path} imports {imported_name}: imports name the room")
         elif imported_name.partition(".")[0] in MAY_IMPORT:
-            found.append(f"{path} imports {imported_name}: it is saturate.{imported_name}")
+            found.append(
+                f"{path} imports {imported_name}: it is saturate.{imported_name}"
+            )
         elif (
             not ours
             and other
             and not {other, module} & allowed
             and (str(within(path)), other) not in FOR_HELP
-        ):
-            found.append(f"{path} imports {imported_name}")
-        elif room not in EVERYTHING and imported_name.partition(".")[0] in EVERYTHING:
+        ) or (room not in EVERYTHING and imported_name.partition(".")[0] in EVERYTHING):
             found.append(f"{path} imports {imported_name}")
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torchvision.datasets import imagenet as torchvisions
 
-from scripts import imagenet
+from saturate.run import imagenet
 from tests.conformance import scenes
 from tests.unit.folders import fill
 from tests.unit.test_pack import opened

@@ -11,9 +11,9 @@ import pytest
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import open_splits
 from saturate.dataset.val_split import sketched
+from saturate.run import pack
 from saturate.settings.config import FACTS, build
 from saturate.tasks.initial_state import Start
-from scripts import pack
 from tests.unit.folders import JPEG, PNG, fill, refused
 from tests.unit.test_splits import Console
 

@@ -21,8 +21,8 @@ from PIL import Image
 
 from saturate.contracts import Split, UserError
 from saturate.dataset.open import open_split, open_splits
+from saturate.run import _stores, pack
 from saturate.settings.config import build
-from scripts import _stores, pack
 from tests.conformance import scenes, sources
 from tests.conformance.sources import LAYOUTS, all_read
 from tests.unit.folders import fill

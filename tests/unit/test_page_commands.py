@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from benchmarks import bench, planted, published
+from saturate.run import tune
 from saturate.settings import config
 from saturate.settings.cli import flags
-from scripts import bench, planted, published, tune
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -64,7 +65,7 @@ def programs(text: str) -> Iterator[tuple[str, list[str]]]:
                     or (word, at) == ("bench", 0)
                 ):
                     yield (
-                        word.replace("bench", "scripts.bench", word == "bench"),
+                        word.replace("bench", "benchmarks.bench", word == "bench"),
                         words[at + 1 :],
                     )
                     break
@@ -77,16 +78,16 @@ def read(program: str, words: list[str]) -> None:
         return
     if program == "train.py":
         config.parse(words)
-    elif program == "scripts.bench":
+    elif program == "benchmarks.bench":
         flags(
             bench.suite_of(words[0]).settings, bench.with_flags(words[1:]), prog="bench"
         )
-    elif program == "scripts.tune":
+    elif program == "saturate.run.tune":
         behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
         tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))
-    elif program == "scripts.planted":
+    elif program == "benchmarks.planted":
         flags(planted.Planted, words, prog="planted")
-    elif program == "scripts.published":
+    elif program == "benchmarks.published":
         chosen = flags(published.Published, words[1:at], prog="published").tables
         tables = {table["name"]: table for table in published.read(words[0])["tables"]}
         for table in [tables[name] for name in chosen] or tables.values():
@@ -149,8 +150,8 @@ def test_all_programs_are_found() -> None:
     "line",
     [
         "python train.py --data D --bach-size 8",
-        'L="python -m scripts.bench loader --gpus two"',
-        "python -m scripts.link_set A B --number 3",
+        'L="python -m benchmarks loader --gpus two"',
+        "python -m benchmarks link-set A B --number 3",
     ],
 )
 def test_a_planted_command_is_refused(line: str) -> None:

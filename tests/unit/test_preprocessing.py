@@ -18,8 +18,8 @@ from saturate.loaders.videos._planes import Fitter, rgb
 from saturate.models.detection import build, native
 from saturate.plan import windows
 from saturate.plan.clips import fixed_window
-from scripts import _export_check, export
-from scripts._preprocessing import (
+from saturate.run import _export_check, export
+from saturate.run._preprocessing import (
     ClipFraming,
     Clips,
     Detections,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from saturate.run import export
 from saturate.settings.config import parse
 from saturate.tasks.initial_state import Start
-from scripts import export
 from tests.unit.folders import refused
 
 ROOT = Path(__file__).resolve().parents[2]

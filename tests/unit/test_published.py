@@ -1,4 +1,4 @@
-"""`python -m scripts.published`: reports are tables of suites, and figures are compared by their ratios."""
+"""`python -m benchmarks published`: reports are tables of suites, and figures are compared by their ratios."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from benchmarks import published
+from benchmarks.bench import suite_of
 from saturate.contracts import UserError
 from saturate.settings.cli import flags as read_flags
-from scripts import published
-from scripts.bench import suite_of
 
 TABLES = [
     (name, table)

@@ -23,8 +23,8 @@ from saturate.dataset.open import are_files, open_splits
 from saturate.dataset.stores import bucket, mirror, remote
 from saturate.dataset.stores.disk_cache import Kept
 from saturate.loaders._read_retry import read
+from saturate.run import pack
 from saturate.settings.config import build
-from scripts import pack
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards
 from tests.unit.folders import fill, refused

@@ -13,11 +13,11 @@ import pytest
 
 from saturate.contracts import counted
 from saturate.report.console import Bar, Console, rows
+from saturate.run.export import EXPORTED
 from saturate.settings.config import build
 from saturate.tasks import TASKS, kind_of
 from saturate.tasks.classification import KIND
 from saturate.tasks.kind import TaskKind
-from scripts.export import EXPORTED
 from tests.unit.test_meter import Clock
 
 SUMMARY: dict[str, Any] = {

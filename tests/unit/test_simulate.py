@@ -1,4 +1,4 @@
-"""The formulas of scripts/simulate.py, held against what they are about."""
+"""The formulas of benchmarks/simulate.py, held against what they are about."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.simulate import FORMULAS, GIB, ORDER_BYTES, Case, main, table
 from saturate.dataset.stores.folder import open_folder
 from saturate.plan.order import order
-from scripts.simulate import FORMULAS, GIB, ORDER_BYTES, Case, main, table
 from tests.unit.folders import JPEG, fill
 
 FILES = 100

@@ -16,11 +16,11 @@ from saturate.contracts import UserError
 from saturate.models import Unusable
 from saturate.models import timm as registry
 from saturate.report.hardware import versions
+from saturate.run import archs
 from saturate.settings.config import build
 from saturate.tasks import architecture, kind_named
 from saturate.tasks._plans import image_policies
 from saturate.tasks.initial_state import Start
-from scripts import archs
 from tests.unit.test_house import ROOT
 
 IMAGES = kind_named("classification")

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from saturate.contracts import UserError
+from saturate.run import tune
+from saturate.run.tune import Choice, Trial
 from saturate.settings.config import parse
-from scripts import tune
-from scripts.tune import Choice, Trial
 
 RATES = {"torchvision": 100.0, "dali-cpu": 90.0, "dali-gpu": 200.0, "dali-fed": 150.0}
 RECIPE = parse(["--data", "photos"])

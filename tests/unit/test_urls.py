@@ -9,11 +9,11 @@ import yaml
 
 from saturate.contracts import UserError
 from saturate.dataset.stores import remote
+from saturate.run.program import Parser
 from saturate.settings.config import as_yaml, build
 from saturate.settings.preset import read_preset
 from saturate.settings.run import Run
 from saturate.system import urls
-from scripts import Parser
 from tests.unit.folders import refused
 
 

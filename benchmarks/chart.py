@@ -1,8 +1,8 @@
-"""`python -m scripts.chart TABLE.md TO.svg`: the rates of a table of `bench train`, a bar a loader.
+"""`python -m benchmarks chart TABLE.md TO.svg`: the rates of a table of `bench train`, a bar a loader.
 
 The file may be the suite's table.md or a page that has such a table, whose first one is drawn. README's chart:
 
-    python -m scripts.chart docs/benchmarks/train.md docs/images/rates.svg
+    python -m benchmarks chart docs/benchmarks/train.md docs/images/rates.svg
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from saturate.contracts import UserError
-from scripts import Parser, exit_code
+from saturate.run.program import Parser, exit_code
 
 COLOURS = {
     "dali-gpu": "#0072b2",

@@ -1,4 +1,4 @@
-"""`python -m scripts.bench SUITE [flags]`: throughput tables.
+"""`python -m benchmarks SUITE [flags]`: throughput tables.
 
 SUITE --help lists a suite's flags; --output FOLDER again goes on.
 """
@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rich.console import Console
 
-from benchmarks._process import ending_on_signals
 from benchmarks._show import show
 from benchmarks._suite import Suite, run
 from saturate.contracts import UserError, one_line
+from saturate.run.trial import ending_on_signals
 from saturate.settings.cli import flags, one_of
 from saturate.system.urls import taken
 
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         folder = settings.output or folder
         with ending_on_signals():
             rows = run(suite, settings, folder, lambda line: print(line, flush=True))
-        command = shlex.join(["python", "-m", "scripts.bench", *argv])
+        command = shlex.join(["python", "-m", "benchmarks.bench", *argv])
         show(suite, rows, folder, console, command)
     except (UserError, OSError) as mistake:
         print(one_line(f"bench: {mistake}"), file=sys.stderr)

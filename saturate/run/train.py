@@ -17,7 +17,6 @@ from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # 
 # the import above sets OpenMP's variables, and torch loads it
 import torch  # noqa: E402
 
-from predict import predict  # noqa: E402
 from saturate.contracts import Split  # noqa: E402
 from saturate.dataset.model_classes import ModelClasses  # noqa: E402
 from saturate.dataset.open import cache_folder  # noqa: E402
@@ -49,6 +48,7 @@ from saturate.report.profile import profiler  # noqa: E402
 from saturate.report.reporter import Reporter  # noqa: E402
 from saturate.report.sinks import require_trackers  # noqa: E402
 from saturate.report.summary import describe, left_out, rejected  # noqa: E402
+from saturate.run.predict import predict  # noqa: E402
 from saturate.settings.config import (  # noqa: E402
     Config,
     alike,

@@ -1,4 +1,4 @@
-"""What many ranks and samples cost, by formulas: `python -m scripts.simulate --ranks 64 1024 --samples 1e9`.
+"""What many ranks and samples cost, by formulas: `python -m benchmarks simulate --ranks 64 1024 --samples 1e9`.
 
 Each formula is a line of FORMULAS, each number that it takes a field of Case and a flag. docs/scale.md has
 measured points beside them.

@@ -1,4 +1,4 @@
-"""`python -m scripts.video_set TO`: 173 videos of 300 frames, 1080p H.264 with a key frame every 60: what
+"""`python -m benchmarks video-set TO`: 173 videos of 300 frames, 1080p H.264 with a key frame every 60: what
 loaders of clips are timed on.
 
 Each shows a textured picture under a view that drifts, with grain, so that frames differ and have the size
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts import Parser
+from saturate.run.program import Parser
 from scripts._sets import in_processes, make, rng_of, unless_there
 from scripts.demo_set import background
 from scripts.demo_videos import encode

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from scripts import Parser, pack
+from saturate.run import pack
+from saturate.run.program import Parser
 from scripts._sets import make, unless_there
 from scripts.demo_superres import picture
 

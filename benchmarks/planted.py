@@ -1,4 +1,4 @@
-"""`python -m scripts.planted --data DATA --output FOLDER`: plant bottlenecks, and see what a run says of them.
+"""`python -m benchmarks planted --data DATA --output FOLDER`: plant bottlenecks, and see what a run says of them.
 
 Each case of configs/planted/*.yaml slows one thing of a short training down, by a flag, by the files, by the
 cores it may use or by a function of --transforms. The run must name the stage that was slowed. Where the case has
@@ -27,8 +27,8 @@ import torch
 import yaml
 from PIL import Image
 
-from benchmarks._process import ending_on_signals, ran
 from saturate.contracts import Array, UserError
+from saturate.run.trial import ending_on_signals, ran
 from saturate.settings.cli import Settings, flags
 from scripts._sets import whole
 
@@ -174,7 +174,7 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     if pack := case.get("pack"):
         packed = settings.output / "sets" / pack
         if not packed.exists():
-            program("scripts.pack", packed, "--from", data, "--format", pack)
+            program("saturate.run.pack", packed, "--from", data, "--format", pack)
         data = packed
     ranks = case.get("ranks", 1)
     command = [sys.executable]
@@ -241,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     """Return 0; 1 where a case has failed or was named wrong, 2 for a user's mistake."""
     try:
         given = sys.argv[1:] if argv is None else argv
-        settings = flags(Planted, given, prog="scripts.planted")
+        settings = flags(Planted, given, prog="benchmarks.planted")
         cases = []
         for name in settings.cases.split(","):
             path = ROOT / "configs/planted" / f"{name}.yaml"

@@ -1,4 +1,4 @@
-"""`python -m scripts.link_set FROM TO --count N`: N images of few, as links; copies no pixels.
+"""`python -m benchmarks link-set FROM TO --count N`: N images of few, as links; copies no pixels.
 
 For a pass as long as a large data set's. Each file gets N / files links, evenly spread, in a folder of its
 class; of a set in COCO's layout the training images do, each with the annotations of its image under ids of
@@ -25,8 +25,8 @@ from typing import Any
 # also when it is started as a file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from saturate.run.program import Parser, exit_code
 from saturate.system.user_files import read_text
-from scripts import Parser, exit_code
 from scripts._sets import whole
 
 KINDS = ("instances", "person_keypoints")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Rows of docs/published.md that need GPUs: what one GPU with 16 cores fills in ten minutes, or four GPUs in five.
 #
-#   scripts/published_gpus.sh IMAGES OUT 1
-#   scripts/published_gpus.sh IMAGES OUT 4 VIDEOS     # IMAGES and VIDEOS: folders with <class>/*
+#   benchmarks/published_gpus.sh IMAGES OUT 1
+#   benchmarks/published_gpus.sh IMAGES OUT 4 VIDEOS     # IMAGES and VIDEOS: folders with <class>/*
 #
 # Prints the tables. A point that takes too long leaves in its log.txt where it was; the same command goes on.
 set -u
@@ -11,11 +11,11 @@ if [ $# -lt 3 ] || { [ "$3" != 1 ] && [ $# -lt 4 ]; }; then
   exit 2
 fi
 images=$1 out=$2 gpus=$3
-loader=(python -m scripts.bench loader)
+loader=(python -m benchmarks loader)
 mkdir -p "$out"
 
 # $1: folder below $out, $2: links, $3: folder of files
-links() { [ -d "$out/$1" ] || python -m scripts.link_set "${3:-$images}" "$out/$1" --count "$2" --symbolic; }
+links() { [ -d "$out/$1" ] || python -m benchmarks link-set "${3:-$images}" "$out/$1" --count "$2" --symbolic; }
 
 # $1: name of the results, then the command; what is slow to start runs beside others with cores of its own
 point() { local name=$1; shift; "$@" --output "$out/$name" > "$out/$name.txt" 2>&1; }
@@ -35,8 +35,8 @@ if [ "$gpus" = 1 ]; then
     core=$((core + 2))
   done
   wait
-  point superres python -m scripts.published superres --tables memory-16 --data "$images" --output "$out/superres" -- --batch-sizes 8 32 128 --seconds 2 --workers 15
-  net=(python -m scripts.bench train --data "$out/train" --batch-sizes 512 --loaders dali-gpu --precisions fp16 --seconds 4 --limit-s 120)
+  point superres python -m benchmarks published superres --tables memory-16 --data "$images" --output "$out/superres" -- --batch-sizes 8 32 128 --seconds 2 --workers 15
+  net=(python -m benchmarks train --data "$out/train" --batch-sizes 512 --loaders dali-gpu --precisions fp16 --seconds 4 --limit-s 120)
   point compiled "${net[@]}" --archs resnet18 --by-hand dali dali+compile "--flags=--ceilings false"
   point graphs "${net[@]}" --archs resnext50_32x4d wide_resnet50_2 regnet_y_400mf shufflenet_v2_x1_0 mobilenet_v3_large convnext_tiny \
     "--flags=--ceilings false"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks._reasons import reason
+from saturate.run._reasons import reason
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,7 +1,7 @@
-"""`python -m scripts.published` NAME: the table of a published report, by hand here, and ours.
+"""`python -m benchmarks published` NAME: the table of a published report, by hand here, and ours.
 
 A report is a file of configs/published/: title, source, hardware, what differs, and tables. A table names a
-suite of `python -m scripts.bench` and its `flags` (those of `without_gpu` where there is none), the `set` that
+suite of `python -m benchmarks` and its `flags` (those of `without_gpu` where there is none), the `set` that
 is its --data and the `count` of files in it, the `figures` that are compared, with their titles and `units`,
 the `baseline` of the ratios (`apart`: each column has its own), and `lines`. A line has the report's figures,
 the point of the suite that is the same `by_hand`, the one that is `ours`, and the `gpus` that it needs.
@@ -27,22 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import yaml
 
-from benchmarks._process import ending_on_signals
+from benchmarks import link_set, patch_set, video_set
 from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
+from benchmarks.bench import suite_of
 from benchmarks.train import words
 from saturate.contracts import UserError, counted, one_line
 from saturate.report import record
+from saturate.run.trial import ending_on_signals
 from saturate.settings import cli
 from saturate.settings.cli import Settings, one_of
-from scripts import (
-    demo_set,
-    demo_superres,
-    demo_textures,
-    link_set,
-    patch_set,
-    video_set,
-)
-from scripts.bench import suite_of
+from scripts import demo_set, demo_superres, demo_textures
 
 REPORTS = Path(__file__).resolve().parents[1] / "configs" / "published"
 LEFT_OUT = "not measured: the flags of the suite leave it out here"
@@ -229,7 +223,7 @@ def measured(
     for row in rows:  # of as many samples as the table has
         if row["status"] == "ok" and row["figures"].get("rate"):
             row["figures"].setdefault("epoch_s", count / row["figures"]["rate"])
-    command = ["python", "-m", "scripts.bench", whole.name, *words(flags), *more]
+    command = ["python", "-m", "benchmarks.bench", whole.name, *words(flags), *more]
     apart = ", each column's to its own" if table.get("apart") else ""
     lines = [
         head,

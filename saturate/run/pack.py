@@ -1,0 +1,189 @@
+"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, in tar shards,
+Arrow files or folders.
+
+Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
+The store is then scanned as any other: its names, labels and classes are compared with what was to be written,
+and each sample by a digest. TO has its name once it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.link_set import filled
+from saturate.contracts import Source, Split, UserError, counted
+from saturate.dataset.open import open_splits
+from saturate.dataset.stores import source_named
+from saturate.report.console import Console
+from saturate.run._stores import FORMATS, Packed, Writer, require
+from saturate.run.program import Parser, exit_code
+from saturate.settings.config import GROUP_OF, build
+from saturate.system import storage
+
+Say = Callable[[int, int, str], None]
+THREADS = 16
+"""Reads at once: the storage is waited for, not the processor."""
+BATCH = 64 << 20
+"""Bytes of a commit."""
+DIGEST = 16
+"""Bytes of a sample's digest."""
+
+
+def digest(content: bytes) -> bytes:
+    """Return the digest by which a sample is compared."""
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+
+
+def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
+    """Yield the bytes of samples in their order, a few more under way in threads than there are of these."""
+    rest = iter(samples)
+
+    def read(sample: int) -> bytes:
+        return storage.patiently(
+            partial(source.read, sample),
+            partial(source.name, sample),
+            "start again",
+        )
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        jobs = deque[Future[bytes]](
+            pool.submit(read, sample) for sample in islice(rest, 2 * THREADS)
+        )
+        try:
+            while jobs:
+                yield jobs.popleft().result()
+                jobs.extend(pool.submit(read, sample) for sample in islice(rest, 1))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def write(split: Split, writer: Writer, say: Say) -> list[bytes]:
+    """Write all samples, and return the digest of each."""
+    columns = split.columns
+    batch: list[Packed] = []
+    digests: list[bytes] = []
+    size = 0
+    everything = range(len(columns))
+    for sample, content in enumerate(read_ahead(split.source, everything)):
+        batch.append(Packed(columns.entry(sample), int(columns.label[sample]), content))
+        digests.append(digest(content))
+        size += len(content)
+        if size >= BATCH or sample == everything[-1]:
+            writer.write(batch)
+            say(sample + 1, len(columns), "writing")
+            batch = []
+            size = 0
+    return digests
+
+
+def verify(split: Split, digests: Sequence[bytes], say: Say) -> None:
+    """Raise UserError where a sample of the store is not, bit for bit, what was read."""
+    for sample, content in enumerate(
+        read_ahead(split.source, range(len(split.source)))
+    ):
+        if digest(content) != digests[sample]:
+            raise UserError(
+                f"{split.source.name(sample)} was not read back as it was written; is the disk well?"
+            )
+        say(sample + 1, len(split.source), "verifying")
+
+
+def pack_split(split: Split, name: str, form: str, work: Path, say: Say) -> None:
+    """Write one split into the folder `work`. Raises UserError and OSError."""
+    columns = split.columns
+    names = [columns.entry(sample) for sample in range(len(columns))]
+    require(form, names, columns)
+    used = sorted(columns.classes[label] for label in np.unique(columns.label))
+    if form == "folder" and name == "train" and used != [*columns.classes]:
+        raise UserError(
+            "--format folder has the classes that have an image, sorted by name, and --data has others, or "
+            "in another order; take --format tar"
+        )
+    with closing(FORMATS[form](work, name)) as writer:
+        digests = write(split, writer, say)
+        writer.finish(names, columns)
+    classes = None if name == "train" else columns.classes
+    with tempfile.TemporaryDirectory() as scans:
+        packed = source_named(form).open(
+            work, name, classes=classes, cache=Path(scans), progress=say
+        )
+        same = packed.columns.classes == columns.classes
+        same = same and np.array_equal(packed.columns.label, columns.label)
+        if not same or names != [
+            packed.columns.entry(sample) for sample in range(len(packed.columns))
+        ]:
+            raise UserError(
+                f"{writer.store} was not read back with the names and labels that were written; try again"
+            )
+        verify(packed, digests, say)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser("pack", __doc__)
+    parser.add_argument(
+        "target", metavar="TO", type=Path, help="folder of the stores, for --data"
+    )
+    parser.add_argument(
+        "--from",
+        "--data",
+        dest="data",
+        metavar="DATA",
+        required=True,
+        help="as --data of train.py",
+    )
+    parser.add_argument(
+        "--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb"
+    )
+    parser.add_argument("--source", default="auto", help="as of training")
+    parser.add_argument(
+        "--val-share", type=float, help="as of training: this share goes to val"
+    )
+    parser.add_argument("--val-group", help="as of training")
+    parser.add_argument("--manifest-dir", type=Path)
+    parser.add_argument("--lmdb-label")
+    parser.add_argument("--label-key")
+    options = parser.parse_args(arguments)
+    return exit_code("pack", lambda: _run(options), ValueError)
+
+
+def _run(options: argparse.Namespace) -> int:
+    chosen = {
+        name: value
+        for name in vars(options).keys() & GROUP_OF.keys()
+        if (value := getattr(options, name)) is not None
+    }
+    settings = build(chosen).data
+    console = Console()
+    splits = open_splits(settings, loader="torchvision", console=console)
+    target, form = options.target, options.format
+    try:
+        with filled(target, Path(options.data)) as work:
+            for name, split in splits.items():
+                with console.counting(name) as say:
+                    pack_split(split, name, form, work, say)
+                console.info(f"{name}: {counted(len(split.columns), 'sample')}")
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # what fails in the middle of a write names no file
+        raise UserError(
+            f"{target} cannot be written: {error.strerror}; make room there, and start again"
+        ) from None
+    print(f"{target}: --data {target} --source {form}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

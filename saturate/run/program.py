@@ -1,0 +1,68 @@
+"""Programs, `python -m scripts.NAME`."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from saturate.system.urls import taken
+from saturate.system.user_files import local_path
+
+
+class Parser(argparse.ArgumentParser):
+    """The flags of a program: a mistake is one line and exit code 2, and a Path is of this machine."""
+
+    def __init__(self, name: str, about: str | None) -> None:
+        super().__init__(
+            prog=name,
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.register("type", Path, _local)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options of a command line, whose URLs have no secrets."""
+        words = sys.argv[1:] if args is None else args
+        return super().parse_args([*map(taken, words)], namespace)
+
+    def error(self, message: str) -> NoReturn:
+        # here, since it imports NumPy, which the doctor is to look at
+        from saturate.contracts import one_line
+
+        self.exit(
+            2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n"
+        )
+
+
+def exit_code(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
+    """Return what work() returns; 2 for a UserError, one of `mistakes` or a failing file, 130 for Ctrl-C.
+
+    A mistake is one line on stderr.
+    """
+    from saturate.contracts import (  # late: doctor imports nothing large
+        UserError,
+        one_line,
+    )
+
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return 130
+    except UserError as error:
+        message = str(error)
+    except OSError as error:
+        message = one_line(
+            f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        )
+    except mistakes as error:
+        message = one_line(str(error))
+    print(f"{name}: {message}", file=sys.stderr)
+    return 2
+
+
+def _local(name: str) -> Path:
+    try:
+        return local_path(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
