@@ -29,10 +29,11 @@ from pydantic import PositiveInt
 from saturate.contracts import UserError
 from saturate.report import record
 from saturate.report.meter import spread
-from saturate.run.trial import ROOT, ran
+from saturate.run.trial import ran
 from saturate.settings.cli import Settings
 from saturate.settings.types import NotNegative
 
+ROOT = Path(__file__).resolve().parents[1]
 LEAST = 3
 """Repeats (windows, passes) below which a figure is not shown."""
 LEAST_STEPS = 20

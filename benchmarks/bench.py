@@ -1,6 +1,6 @@
-"""`python -m benchmarks SUITE [flags]`: throughput tables.
+"""`python -m benchmarks NAME [flags]`: what measures saturate, throughput tables and the programs around them.
 
-SUITE --help lists a suite's flags; --output FOLDER again goes on.
+NAME --help lists the flags of a suite or a program; a suite with --output FOLDER again goes on.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-# also when it is started as a file
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from rich.console import Console
 
 from benchmarks._show import show
 from benchmarks._suite import Suite, run
 from saturate.contracts import UserError, one_line
-from saturate.run.trial import ending_on_signals
+from saturate.run.trial import ending_on_signals, with_flags
 from saturate.settings.cli import flags, one_of
 from saturate.system.urls import taken
 
@@ -29,31 +26,38 @@ SUITES = {
     "soak": "benchmarks.soak",
     "loader": "benchmarks.loader",
 }
-"""name -> module with a SUITE, imported when asked for."""
+"""Name -> module with a SUITE, imported when asked for."""
+PROGRAMS = {
+    "published": "the table of a published report, by hand here, and ours",
+    "planted": "plants bottlenecks, and sees what a run says of them",
+    "losses": "the losses of many commands, to the last bit",
+    "simulate": "what many ranks and samples cost, by formulas",
+    "chart": "the rates of a table of `train`, a bar a loader",
+    "link-set": "many images of few, as links",
+    "patch-set": "patches as PNG files and in an LMDB, for `train --task superres`",
+    "video-set": "173 videos, which loaders of clips are timed on",
+}
+"""Name -> what it does. It is the `main` of the module of that name."""
 
 
 def suite_of(name: str) -> Suite:
     """Return the suite of that name. Raises UserError with the known names."""
-    suite: Suite = import_module(SUITES[one_of("SUITE", name, SUITES)]).SUITE
+    suite: Suite = import_module(SUITES[one_of("NAME", name, SUITES)]).SUITE
     return suite
-
-
-def with_flags(argv: list[str]) -> list[str]:
-    """Return the arguments with all that follows a bare '--', flags of train.py, as the one value of
-    --flags.
-    """
-    at = argv.index("--") if "--" in argv else len(argv)
-    behind = argv[at + 1 :]
-    return argv[:at] + ([f"--flags={shlex.join(behind)}"] if behind else [])
 
 
 def main(argv: list[str]) -> int:
     """Return 0; 1 when a point failed or none has a figure; 2 for a user's mistake; 130 on an interrupt."""
     if not argv or argv[0] in ("-h", "--help"):
         print(f"{__doc__}\n")
-        for name in SUITES:
-            print(f"  {name:14}{suite_of(name).about}")
+        about = {name: suite_of(name).about for name in SUITES} | PROGRAMS
+        for name, phrase in about.items():
+            print(f"  {name:14}{phrase}")
         return 0
+    if argv[0] in PROGRAMS:
+        program = import_module(f"benchmarks.{argv[0].replace('-', '_')}")
+        code: int = program.main(argv[1:])
+        return code
     argv = [*map(taken, argv)]  # the table has them
     date = time.strftime("%Y%m%d-%H%M%S")
     folder = Path("runs") / f"bench-{argv[0]}-{date}"
@@ -67,7 +71,7 @@ def main(argv: list[str]) -> int:
         folder = settings.output or folder
         with ending_on_signals():
             rows = run(suite, settings, folder, lambda line: print(line, flush=True))
-        command = shlex.join(["python", "-m", "benchmarks.bench", *argv])
+        command = shlex.join(["python", "-m", "benchmarks", *argv])
         show(suite, rows, folder, console, command)
     except (UserError, OSError) as mistake:
         print(one_line(f"bench: {mistake}"), file=sys.stderr)
@@ -82,7 +86,3 @@ def main(argv: list[str]) -> int:
     if "ok" not in ends:
         print("bench: no point has a figure", file=sys.stderr)
     return int("ok" not in ends or bool(ends & {"failed", "timeout"}))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

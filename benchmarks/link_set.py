@@ -17,17 +17,13 @@ import os
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# also when it is started as a file
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from saturate.run.folders import filled
 from saturate.run.program import Parser, exit_code
 from saturate.system.user_files import read_text
-from scripts._sets import whole
 
 KINDS = ("instances", "person_keypoints")
 TRAIN = "train2017"
@@ -65,20 +61,6 @@ def shares(root: Path, files: int, count: int) -> list[int]:
             f"--count {count} is less than the {files} files of {root}; each gets a link at least"
         )
     return [(i + 1) * count // files - i * count // files for i in range(files)]
-
-
-@contextmanager
-def filled(target: Path, root: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which gets the name TO at the end: whatever has it is whole.
-
-    Raises ValueError where `target` lies in `root`, UserError where it is there and not empty.
-    """
-    if target.resolve().is_relative_to(root.resolve()):
-        raise ValueError(
-            f"{target} lies inside {root}, which is never written to; name a folder elsewhere"
-        )
-    with whole(target) as fresh:
-        yield fresh
 
 
 def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int:

@@ -19,9 +19,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# also when it is started as a file
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 import torch
 import yaml

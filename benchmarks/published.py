@@ -21,9 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# also when it is started as a file
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 import yaml
 

@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from saturate.dataset.images.columns import COLUMNS
@@ -150,7 +151,8 @@ def positive(text: str) -> float:
     return number
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; return 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--ranks", type=positive, nargs="+", default=[1, 8, 64, 512, 1024, 4096]
@@ -166,12 +168,13 @@ def main() -> None:
         parser.add_argument(
             flag, type=positive, default=field.default, help=f"default: {field.default}"
         )
-    given = vars(parser.parse_args())
+    given = vars(parser.parse_args(arguments))
     pairs = itertools.product(given.pop("samples"), given.pop("ranks"))
     print(
         table([Case(ranks=ranks, samples=samples, **given) for samples, ranks in pairs])
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -31,12 +31,18 @@ from benchmarks._suite import (
     ratio,
     require_gpus,
 )
-from saturate.contracts import RateWindow, UserError
-from saturate.dataset.open import holds, require_splits
+from saturate.contracts import RateWindow
 from saturate.engine import precision
 from saturate.engine.distributed import default_workers
 from saturate.report.meter import bound, spread, steady
 from saturate.report.summary import PHASES
+from saturate.run.trial import (
+    GENTLER,
+    MEASURED_ONLY,
+    behind_dashes,
+    require_data,
+    words,
+)
 from saturate.settings.cli import FolderOrUrl, one_of
 from saturate.settings.config import Config, parse
 from saturate.tasks import TASKS, architecture, kind_named, kind_of
@@ -74,20 +80,6 @@ AXES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     ),
 }
 """Axis that is left to train.py where nothing is asked -> setting of the suite, settings of train.py."""
-MEASURED_ONLY = {
-    "epochs": 1_000_000,
-    "save_every_minutes": 0,
-    "lr": 1e-3,
-    "warmup_epochs": 0,
-    "schedule": "constant",
-}
-"""Settings of a run that is only measured: as many epochs as it takes, and a learning rate that neither
-learns nor diverges.
-"""
-FULL_SIZE = {"image_size_start": None, "image_size_ramp": None}
-"""Settings with which images that grow have their last size from the start: a short run stands for that."""
-GENTLER = {"detection": {"lr": 1e-5}}
-"""--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
 MIXED = "--mixup 0.2 --cutmix 1 --erase 0.25 --auto-augment rand-m7-mstd0.5-inc1"
 RECIPES = {
     "plain": "",
@@ -148,25 +140,6 @@ class Train(Common):
 # --- what is asked ----------------------------------------------------------------------------------------------
 
 
-def behind_dashes(flags: str, taken: Collection[str]) -> tuple[list[str], set[str]]:
-    """Return the words of flags of train.py, and the names of the settings that they set.
-
-    Raises UserError for words that cannot be told apart, and for settings that are `taken`.
-    """
-    try:
-        given = shlex.split(flags)
-    except ValueError as error:
-        raise UserError(f"--flags {flags}: {error}") from None
-    names = set()
-    for word in given:
-        if word.startswith("--"):
-            name = word[2:].partition("=")[0].replace("-", "_")
-            names.add(name)
-            if name in taken:
-                raise UserError(f"{word} behind -- is what this program sets itself")
-    return given, names
-
-
 def check(
     flags: str, taken: Collection[str], *, task: str = "classification"
 ) -> Config:
@@ -175,26 +148,6 @@ def check(
     config = parse(["--task", task, *given])
     kind_of(config)
     return config
-
-
-def require_data(
-    data: str | None,
-    loaders: Collection[str],
-    config: Config,
-    *,
-    validates: bool = False,
-) -> None:
-    """Raise UserError when there is nothing for them to train on, as far as names of files tell.
-
-    `config` are the other settings of the runs, which need no val where none of them `validates`.
-    """
-    content = kind_of(config).content(config)
-    if data is not None:
-        chosen = config.data.model_copy(update={"data": data})
-        require_splits(chosen, content, validates=validates)
-    elif {*loaders} != {"synthetic"}:
-        must_be = holds(content, config.data.source)
-        raise UserError(f"--data is missing: {must_be}, or the loader synthetic alone")
 
 
 def data_of(settings: Train, name: str) -> str | None:
@@ -301,19 +254,6 @@ def by_hand_flags(task: str, flags: str, point: Point) -> dict[str, Any]:
         registry, _ = architecture(kind_named(task), point["arch"])
         native = registry.native(point["arch"]).size
         found["image_size"] = asked["image_size"] or native
-    return found
-
-
-def words(flags: Mapping[str, Any]) -> list[str]:
-    """Return settings as flags; None leaves one out, and a list has several values."""
-    found: list[str] = []
-    for name, each in flags.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(each, list):
-            found += [flag, *map(str, each)]
-        elif each is not None:
-            value = str(each).lower() if isinstance(each, bool) else each
-            found.append(f"{flag}={value}")  # --flags has words that begin like flags
     return found
 
 

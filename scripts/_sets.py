@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.progress import track
 
-from saturate.contracts import UserError
+from saturate.run.folders import whole
 from saturate.run.program import Parser, exit_code
 from saturate.system.processes import results
 
@@ -127,27 +126,6 @@ def in_processes(
     count = min(processes or len(os.sched_getaffinity(0)), len(items))
     made = results(work, items, count)
     return list(track(made, label, total=len(items), disable=not progress))
-
-
-@contextmanager
-def whole(dest: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which gets the name DEST at the end: whatever has that name is whole.
-
-    No file is removed but those that were written into it. Raises UserError where DEST is there, and is no
-    empty folder.
-    """
-    dest = Path(dest).resolve()
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise UserError(
-            f"{dest} is there and not empty; name a new or an empty folder, or remove it"
-        )
-    fresh = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
-    fresh.mkdir(parents=True)
-    try:
-        yield fresh
-        fresh.rename(dest)  # refused by the system where files have come meanwhile
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 @contextmanager

@@ -53,11 +53,12 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in result.items() if version}
 
 
-ROOMS = "dataset engine loaders models plan report settings system tasks"
+ROOMS = "dataset engine loaders models plan report run settings system tasks"
 """The folders of saturate/ that have code."""
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def sources(package: Path = Path(__file__).resolve().parents[1]) -> str:
+def sources(package: Path = PACKAGE) -> str:
     """Return a digest of the modules of saturate/, to tell whether two machines run the same program.
 
     Raises FileNotFoundError for a room without modules: with nothing to compare, any two hosts would agree.

@@ -6,7 +6,6 @@ published weights are listed too: timm/resnet50.a1_in1k is --arch timm/resnet50 
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -52,9 +51,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("pattern", nargs="?", default="", help="default: all networks")
     options = parser.parse_args(arguments)
     return exit_code("archs", lambda: listed(options.pattern))
-
-
-if __name__ == "__main__":
-    # `python -m scripts.archs | head` closes the pipe
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(main())

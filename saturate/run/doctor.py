@@ -8,7 +8,6 @@ imports nothing that could be broken. Exit code 1 when a row is bad.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-# also as `python scripts/doctor.py`
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from saturate.run._probes import PROBES, Row, lost
 from saturate.run.program import Parser
 
-ROOT = Path(__file__).resolve().parents[1]
+PATH = Path(__file__).resolve().parents[2]
+"""Where the package lies."""
 
 LIMIT_S = 120.0
 """Seconds for an answer of a child, whose imports a slow disk makes long."""
@@ -40,7 +37,7 @@ def ask(name: str, *, limit_s: float = LIMIT_S, child: Sequence[str] = CHILD) ->
     """Return the row of a probe."""
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as words:
         process = subprocess.Popen(
-            [*child, name], cwd=ROOT, stdout=answer, stderr=words
+            [*child, name], cwd=PATH, stdout=answer, stderr=words
         )
         try:
             process.wait(limit_s)
@@ -95,10 +92,3 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         show(rows)
     return int(any(row.state == "bad" for row in rows.values()))
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        os._exit(130)

@@ -20,7 +20,6 @@ import importlib.util
 import io
 import json
 import logging
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -387,7 +386,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     return exit_code("export", lambda: export(options, Console()), Unusable)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.link_set import filled
 from saturate.contracts import UserError
+from saturate.run.folders import filled
 from saturate.run.program import Parser, exit_code
 from saturate.system.user_files import below, read_text
 
@@ -73,7 +73,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     mistakes = (RuntimeError, ImportError, ValueError, KeyError)
     return exit_code("imagenet", work, *mistakes)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

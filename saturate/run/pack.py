@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.link_set import filled
 from saturate.contracts import Source, Split, UserError, counted
 from saturate.dataset.open import open_splits
 from saturate.dataset.stores import source_named
 from saturate.report.console import Console
 from saturate.run._stores import FORMATS, Packed, Writer, require
+from saturate.run.folders import filled
 from saturate.run.program import Parser, exit_code
 from saturate.settings.config import GROUP_OF, build
 from saturate.system import storage
@@ -183,7 +182,3 @@ def _run(options: argparse.Namespace) -> int:
         ) from None
     print(f"{target}: --data {target} --source {form}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

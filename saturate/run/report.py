@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -122,7 +121,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     return exit_code("report", lambda: write(options.run))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,6 +7,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from typing import NoReturn
 
 from saturate.settings import preflight
 
@@ -435,5 +436,6 @@ def main() -> int:
         return exit_codes.code_of(error, world, said_by=Unusable)
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Train as the command line says, and end the process with the run's exit code."""
     leave(main())

@@ -23,25 +23,24 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-# also when it is started as a file
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks.bench import with_flags
-from benchmarks.train import (
-    FULL_SIZE,
-    GENTLER,
-    MEASURED_ONLY,
-    behind_dashes,
-    require_data,
-    words,
-)
 from saturate.contracts import UserError
 from saturate.engine.distributed import default_workers
 from saturate.run.program import exit_code
-from saturate.run.trial import ROOT, ending_on_signals, ran
+from saturate.run.trial import (
+    FULL_SIZE,
+    GENTLER,
+    MEASURED_ONLY,
+    TRAIN,
+    behind_dashes,
+    ending_on_signals,
+    ran,
+    require_data,
+    with_flags,
+    words,
+)
 from saturate.settings.cli import FolderOrUrl, Settings, flags
 from saturate.settings.config import FACTS, Config, as_yaml, build, parse
 from saturate.settings.run import Run
@@ -314,7 +313,7 @@ def measured(
         config = as_yaml(trial_of(recipe, choice, seconds))
         (folder / "trial.yaml").write_text(config, encoding="utf-8")
         flags = words({"config": folder / "trial.yaml", "output": folder / "run"})
-        command = [sys.executable, str(ROOT / "train.py"), *flags]
+        command = [*TRAIN, *flags]
         status, why = ran(command, folder / "log.txt", limit_s)
         if status != "ok":
             return replace(trial, why=why)
@@ -388,13 +387,14 @@ def fastest(settings: Tune, recipe: Config, fixed: set[str]) -> str:
     return head + preset(recipe, {**loader, **best.choice})
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
-    return exit_code("saturate.run.tune", lambda: _run(argv))
+    given = sys.argv[1:] if argv is None else argv
+    return exit_code("tune", lambda: _run(given))
 
 
 def _run(argv: list[str]) -> int:
-    settings = flags(Tune, with_flags(argv), prog="saturate.run.tune")
+    settings = flags(Tune, with_flags(argv), prog="tune")
     recipe, fixed = recipe_of(settings)
     data = recipe.data.data
     output = settings.output
@@ -408,7 +408,3 @@ def _run(argv: list[str]) -> int:
     command += ["--data", data] if data else []
     print(f"{output}: {shlex.join(command)} ...")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -57,7 +57,10 @@ def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> Non
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_what_slurm_sends_before_the_loop_listens(number: signal.Signals) -> None:
     """It ends the program as SIGTERM does: the job's script requeues that."""
-    code = f"import os, time; from saturate.settings import preflight; preflight.begin('x'); os.kill(os.getpid(), {number:d})"
+    begin = (
+        "import os, time; from saturate.settings import preflight; preflight.begin('x')"
+    )
+    code = f"{begin}; os.kill(os.getpid(), {number:d})"
     ended = subprocess.run([sys.executable, "-c", f"{code}; time.sleep(9)"], cwd=ROOT)
     assert ended.returncode == -signal.SIGTERM
 

@@ -1,0 +1,54 @@
+"""`saturate COMMAND`, `python -m saturate COMMAND` and `torchrun ... -m saturate train`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "train": "trains a network, or with --evaluate validates one",
+    "predict": "says what a trained network says of files",
+    "doctor": "says what is installed and works here, and what to change first",
+    "tune": "finds the fastest settings that keep the recipe",
+    "pack": "puts the images of any source into an LMDB, tar shards, Arrow files or folders",
+    "export": "writes a trained network as one file, for other programs",
+    "report": "writes report.html of a finished run",
+    "archs": "lists the networks",
+    "imagenet": "makes class folders of ImageNet as it is published",
+}
+"""Command -> what it does. Its program is the module of that name in saturate/run/."""
+
+
+def usage() -> str:
+    """Return what --help prints."""
+    lines = [f"  {name:10}{phrase}" for name, phrase in COMMANDS.items()]
+    return "\n".join(["usage: saturate COMMAND [FLAG VALUE ...]", "", *lines])
+
+
+def main() -> int:
+    """Run the command that the first word names; return its exit code, 2 where there is no such command."""
+    name, *words = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        asked = f"did you mean {near[0]}? " if near else ""
+        known = ", ".join(COMMANDS)
+        print(
+            f"saturate: no command {name!r}; {asked}There are {known}", file=sys.stderr
+        )
+        return 2
+    if name == "predict":
+        name, words = "train", ["--predict", *words]
+    sys.argv[1:] = words
+    program = import_module(f"saturate.run.{name}")
+    if name == "train":
+        program.program()
+    code: int = program.main()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
