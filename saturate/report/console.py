@@ -27,6 +27,7 @@ from saturate.contracts import Figure, Reported, counted, one_line
 from saturate.report import what_if
 from saturate.report.advice import Summary, advice, look_up
 from saturate.report.summary import EMA
+from saturate.system.programs import program
 
 WIDTH = 80
 """Columns of the table, and of plain output."""
@@ -270,11 +271,11 @@ class Console:
                 if ":" in summary["arch"]:  # a file of weights has no code run
                     best += f" --arch {shlex.quote(summary['arch'])}"
                 self._print(
-                    f"predict:      python train.py --predict FOLDER --resume {best}"
+                    f"predict:      {program('train')} --predict FOLDER --resume {best}"
                 )
                 is_beyond = summary["arch"].startswith(BEYOND_BOXES)
                 if summary.get("task") in EXPORTED and not is_beyond:
-                    self._print(f"export:       python -m scripts.export {best}")
+                    self._print(f"export:       {program('export')} {best}")
             parent = shlex.quote(str(folder.parent))
             self._print(f"TensorBoard:  tensorboard --logdir {parent}")
 

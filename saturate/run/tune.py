@@ -44,6 +44,7 @@ from saturate.run.trial import (
 from saturate.settings.cli import FolderOrUrl, Settings, flags
 from saturate.settings.config import FACTS, Config, as_yaml, build, parse
 from saturate.settings.run import Run
+from saturate.system.programs import program
 from saturate.system.resources import cores
 from saturate.tasks import kind_of
 
@@ -404,7 +405,6 @@ def _run(argv: list[str]) -> int:
     with ending_on_signals():
         text = fastest(settings, recipe, fixed)
     output.write_text(text, encoding="utf-8")
-    command = ["train.py", "--config", str(output)]
-    command += ["--data", data] if data else []
-    print(f"{output}: {shlex.join(command)} ...")
+    words = ["--config", str(output), *(["--data", data] if data else [])]
+    print(f"{output}: {program('train')} {shlex.join(words)} ...")
     return 0

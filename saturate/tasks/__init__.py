@@ -13,6 +13,7 @@ from saturate.loaders import LOADERS
 from saturate.models import Registry, Unusable
 from saturate.settings.cli import one_of
 from saturate.settings.config import GROUP_OF, Config
+from saturate.system.programs import program
 from saturate.tasks.kind import TaskKind
 
 TASKS = {
@@ -64,7 +65,7 @@ def require_read(config: Config, kind: TaskKind) -> None:
         raise UserError(f"--graphs true is not for --arch {arch}: {why}; --graphs auto")
 
 
-LISTER = "python -m scripts.archs"
+LISTER = program("archs")
 """The program that lists the names of --arch."""
 
 
