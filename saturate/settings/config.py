@@ -168,9 +168,12 @@ def preset_of(words: Mapping[str, Any]) -> dict[str, Any]:
     if words.get("config") is None:
         return {}
     try:
-        preset = read_preset(local_path(words["config"]))
+        path = local_path(words["config"])
     except ValueError as error:
         raise UserError(f"--config {error}") from None
+    # configs/imagenet/resnet50.yaml is that of the package wherever no folder of the user has one
+    own = PRESETS.parent / path
+    preset = read_preset(own if own.exists() and not path.exists() else path)
     return {str(key).replace("-", "_"): preset[key] for key in preset}
 
 
