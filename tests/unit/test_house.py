@@ -40,14 +40,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Room of saturate/ -> the rooms, or single modules, that it may import."""
 MAY_IMPORT["run"] = {*MAY_IMPORT}
-MAY_IMPORT |= {
-    name: {*MAY_IMPORT, "scripts"}
-    for name in ("train", "predict", "scripts", "__main__")
-}
+MAY_IMPORT["__main__"] = {"run"}
+INSIDE = {*MAY_IMPORT}
+"""What is imported as saturate.NAME."""
+MAY_IMPORT |= dict.fromkeys(("train", "predict", "scripts"), {*INSIDE, "scripts"})
+MAY_IMPORT |= dict.fromkeys(
+    ("benchmarks", "tests"), {*INSIDE, "scripts", "benchmarks", "tests"}
+)
 FOR_HELP = {("settings/preflight.py", "tasks")}
 """What a file imports beyond that: tables of names, for --help-all alone."""
-EVERYTHING = {"benchmarks", "tests"}
-ROOMS = {*MAY_IMPORT, *EVERYTHING}
 
 
 def files() -> Iterator[Path]:
@@ -107,31 +108,28 @@ def within(path: Path) -> Path:
 
 def trespasses(path: Path, source: str) -> list[str]:
     room = within(path).parts[0].removesuffix(".py")
-    allowed = EVERYTHING | ROOMS if room in EVERYTHING else MAY_IMPORT[room] | {room}
+    allowed = MAY_IMPORT[room] | {room, "__version__"}
     found = []
-    for imported_name in imported(source):
-        ours, _, module = imported_name.partition("saturate.")
+    for name in imported(source):
+        module = name.removeprefix("saturate.")
         other = module.partition(".")[0]
-        if imported_name.startswith("."):
-            found.append(f"{path} imports {imported_name}: imports name the room")
-        elif imported_name.partition(".")[0] in MAY_IMPORT:
-            found.append(
-                f"{path} imports {imported_name}: it is saturate.{imported_name}"
-            )
+        if name.startswith("."):
+            found.append(f"{path} imports {name}: imports name the room")
+        elif other in INSIDE and other == name.partition(".")[0]:
+            found.append(f"{path} imports {name}: it is saturate.{name}")
         elif (
-            not ours
-            and other
+            (name.startswith("saturate.") or other in MAY_IMPORT)
             and not {other, module} & allowed
             and (str(within(path)), other) not in FOR_HELP
-        ) or (room not in EVERYTHING and imported_name.partition(".")[0] in EVERYTHING):
-            found.append(f"{path} imports {imported_name}")
+        ):
+            found.append(f"{path} imports {name}")
     return found
 
 
 def test_imports_run_one_way() -> None:
-    assert {within(path).parts[0].removesuffix(".py") for path in python()} <= ROOMS, (
-        "a new room needs a line in MAY_IMPORT"
-    )
+    assert {within(path).parts[0].removesuffix(".py") for path in python()} <= {
+        *MAY_IMPORT
+    }, "a new room needs a line in MAY_IMPORT"
     found = [
         line
         for path in python()
