@@ -39,7 +39,11 @@ BY_NAME = (
         "saturate.loaders.synthetic",
         "saturate.loaders.images.torchvision",
     ),
-    *(f"{room}.{task}" for task in TASKS for room in ("tasks", "models")),
+    *(
+        f"{room}.{task}"
+        for task in TASKS
+        for room in ("saturate.tasks", "saturate.models")
+    ),
     *(
         "faster_coco_eval",
         "saturate.loaders.videos.pyav",
@@ -48,7 +52,8 @@ BY_NAME = (
     *(f"saturate.dataset.stores.{place}" for place in ("arrow", "lmdb", "tar")),
 )
 """What train.py imports when it knows what is asked for."""
-TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "saturate/run/train.py"
 
 
 def imported_by(file: Path) -> list[str]:
@@ -59,7 +64,7 @@ def imported_by(file: Path) -> list[str]:
             found += [
                 f"{node.module}.{alias.name}"
                 for alias in node.names
-                if (file.parent / node.module / f"{alias.name}.py").exists()
+                if (ROOT / node.module.replace(".", "/") / f"{alias.name}.py").exists()
             ]
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
