@@ -13,9 +13,11 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def copied(tree: Path) -> Path:
     """Copy every file of the project to the new folder `tree`; return it."""
-    for name in files():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tree / name)
+    links = [path for path in (ROOT / "saturate").iterdir() if path.is_symlink()]
+    for path in (*(ROOT / name for name in files()), *links):
+        copy = tree / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy, follow_symlinks=False)
     return tree
 
 

@@ -43,10 +43,10 @@ MAY_IMPORT["run"] = {*MAY_IMPORT}
 MAY_IMPORT["__main__"] = {"run"}
 INSIDE = {*MAY_IMPORT}
 """What is imported as saturate.NAME."""
-MAY_IMPORT |= dict.fromkeys(("train", "predict", "scripts"), {*INSIDE, "scripts"})
-MAY_IMPORT |= dict.fromkeys(
-    ("benchmarks", "tests"), {*INSIDE, "scripts", "benchmarks", "tests"}
-)
+OF_PROGRAMS = {*INSIDE, "scripts"}
+EVERYTHING = {*OF_PROGRAMS, "benchmarks", "tests"}
+MAY_IMPORT |= dict.fromkeys(("train", "predict", "scripts"), OF_PROGRAMS)
+MAY_IMPORT |= dict.fromkeys(("benchmarks", "tests"), EVERYTHING)
 FOR_HELP = {("settings/preflight.py", "tasks")}
 """What a file imports beyond that: tables of names, for --help-all alone."""
 
