@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from saturate.report import hardware
-from saturate.report.hardware import OF_A_GPU, Sampler, host_gib
+from saturate.report.hardware import OF_A_GPU, ROOMS, Sampler, host_gib, sources
+from tests.unit.drills import copied
 
 CPU = torch.device("cpu")
 
@@ -96,3 +97,23 @@ def test_host_memory_counts_children_and_shared_pages_once() -> None:
         found = host_gib(parent.pid)
     assert 0.29 < found < 0.36
     assert host_gib(parent.pid) == 0.0, "it is gone"
+
+
+def test_the_digest_of_the_code_sees_every_room(tmp_path: Path) -> None:
+    """Rooms are named, and two are links: a digest of nothing would be alike on all hosts."""
+    tree = copied(tmp_path / "tree")
+    package = tree / "saturate"
+    digests = {sources(package)}
+    for room in ROOMS.split():
+        for path in (package / room).rglob("*.py"):
+            path.write_bytes(path.read_bytes() + b"#")
+            digests.add(sources(package))
+    (package / "contracts.py").write_text("#")
+    digests.add(sources(package))
+    modules = sum(len([*(package / room).rglob("*.py")]) for room in ROOMS.split())
+    assert len(digests) == modules + 2 > 200
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert folders == {*ROOMS.split()}
+    (package / "models").unlink()
+    with pytest.raises(FileNotFoundError, match="models has no modules"):
+        sources(package)
