@@ -246,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise UserError(f"--cases {name}: there is no {path}")
             cases += yaml.safe_load(path.read_text(encoding="utf-8"))
     except UserError as error:
-        print(f"scripts.planted: {error}", file=sys.stderr)
+        print(f"planted: {error}", file=sys.stderr)
         return 2
     settings.output.mkdir(parents=True, exist_ok=True)
     rows = []

@@ -81,7 +81,7 @@ def data_for(
 ) -> tuple[Path, str]:
     """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
 
-    `kind` is images (train/), training (train/ and val/), videos, patches (which scripts.patch_set makes) or
+    `kind` is images (train/), training (train/ and val/), videos, patches (which `patch-set` makes) or
     one of DRAWN. Raises UserError.
     """
     root, said = settings.data, f"the images of {settings.data}"

@@ -101,7 +101,7 @@ class Train(Common):
     data: FolderOrUrl = None
     """Folder as --data of train.py for the task. Not needed with --loaders synthetic."""
     sets: tuple[str, ...] = ()
-    """Folders below --data, each of which is trained on, as scripts.pack and scripts.patch_set make them."""
+    """Folders below --data, each of which is trained on, as `scripts.pack` and `patch-set` make them."""
     archs: tuple[str, ...] | None = None
     """Architectures of the task, by torchvision's names. Default: train.py's."""
     batch_sizes: tuple[PositiveInt, ...] | None = None

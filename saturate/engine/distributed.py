@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 # Before OpenMP is loaded: its threads spin for some microseconds before they sleep. A step of a CPU has
 # hundreds of small operations, and threads that sleep in between cost it 6 to 25 % of its rate; those that
@@ -133,7 +133,7 @@ def _sharing(local_size: int) -> int:
     return 1 if slurm.has_own_cores(os.environ) else local_size
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End the process with this exit code."""
     sys.stdout.flush()
     sys.stderr.flush()

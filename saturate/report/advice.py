@@ -59,7 +59,7 @@ def advice(summary: Summary) -> str:
     if steps < FEW_STEPS and (look_up(summary, "data_wait.share") or 0) > WORTH:
         return (
             f"An epoch has {counted(steps, 'step')}, and begins with a wait for its first batches: measure with "
-            "more files (scripts.link_set), or give an epoch more steps by a smaller --batch-size."
+            "more files, or give an epoch more steps by a smaller --batch-size."
         )
     for one in summary.get("what_if") or []:
         if one["settings"] and one["gain"] > WORTH:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -10,8 +11,11 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def program(name: str) -> str:
     """Return the words that start train.py, or the program of that name in scripts/, from this folder.
 
-    In a checkout's folder they are those of its files, elsewhere the command that `pip install .` made.
+    Of an installed package that is its command; a checkout's files may be started from any folder.
     """
-    if Path.cwd() != CHECKOUT or not Path("train.py").exists():
+    if not (CHECKOUT / "train.py").exists():
         return f"saturate {name}"
-    return "python train.py" if name == "train" else f"python -m scripts.{name}"
+    file = "train.py" if name == "train" else f"scripts/{name}.py"
+    if Path.cwd() != CHECKOUT:
+        return shlex.join(["python", str(CHECKOUT / file)])
+    return f"python {file}" if name == "train" else f"python -m scripts.{name}"

@@ -13,10 +13,10 @@ from benchmarks import planted
 from tests.end_to_end.runs import Runner, draw, summary
 from tests.end_to_end.test_rates import check_rates
 
-FLAGS = """--arch scripts.planted:light --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
+FLAGS = """--arch benchmarks.planted:light --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
     --save-every-minutes 0 --loader torchvision"""
 TRAINS = "--seconds 1 --val-every 0 --ceilings false"
-WAITS = "--transforms scripts.planted:waits"
+WAITS = "--transforms benchmarks.planted:waits"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ WAITS = "--transforms scripts.planted:waits"
             "backward",
         ),
         (
-            "--steps 8 --val-every 0 --ceilings false --save-every-steps 1 --arch scripts.planted:heavy",
+            "--steps 8 --val-every 0 --ceilings false --save-every-steps 1 --arch benchmarks.planted:heavy",
             "pause",
             "checkpoint",
         ),
@@ -76,7 +76,7 @@ def test_a_case_that_fails_is_no_earlier_run(
 def test_the_rank_that_is_late_is_named_with_its_stage(
     train: Runner, pictures: Path
 ) -> None:
-    late = "--transforms scripts.planted:waits_on_rank_1"
+    late = "--transforms benchmarks.planted:waits_on_rank_1"
     ranks = train.ranks(2, FLAGS, "--data", pictures, "--output run", TRAINS, late)
     for process in ranks:
         process.done()

@@ -177,7 +177,7 @@ def test_ranks_end_too(tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
     """SIGTERM to the program, in mid-point: exit code 130, the child is gone, the row before is there."""
     script = (
-        "import sys; from scripts import bench; import tests.unit.test_bench as here;"
+        "import sys; from benchmarks import bench; import tests.unit.test_bench as here;"
         "bench.SUITES['fake'] = 'tests.unit.test_bench'; here.SUITE = here.suite();"
         "sys.exit(bench.main(sys.argv[1:]))"
     )

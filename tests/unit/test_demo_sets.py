@@ -37,19 +37,23 @@ def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing
 
 
 @pytest.mark.parametrize(
-    "name", ["demo_superres", "patch_set", "video_set", "link_set"]
+    "name",
+    [
+        "scripts.demo_superres",
+        *(f"benchmarks.{name}_set" for name in ("patch", "video", "link")),
+    ],
 )
 def test_files_of_a_user_are_never_removed(name: str, tmp_path: Path) -> None:
     """Neither in a set that is asked for with other counts, nor where they come while one is drawn."""
     fill(tmp_path / "from", {"a/0.jpg": JPEG, "b/0.jpg": JPEG})
-    program = import_module(f"scripts.{name}")
+    program = import_module(name)
 
     def drawn(to: Path, count: int) -> int:
         words = {
-            "demo_superres": [to, "--train", count, "--val", 1],
-            "patch_set": [to, "--patches", 16, "--count", count],
-            "video_set": [to, "--count", count, "--size", 64, 96],
-            "link_set": [tmp_path / "from", to, "--count", count],
+            "scripts.demo_superres": [to, "--train", count, "--val", 1],
+            "benchmarks.patch_set": [to, "--patches", 16, "--count", count],
+            "benchmarks.video_set": [to, "--count", count, "--size", 64, 96],
+            "benchmarks.link_set": [tmp_path / "from", to, "--count", count],
         }
         code: int = program.main([*map(str, words[name])])
         return code

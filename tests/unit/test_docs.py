@@ -115,7 +115,7 @@ def svg_texts(path: Path) -> list[str]:
 
 
 def test_the_chart_is_drawn_from_the_tables_figures(tmp_path: Path) -> None:
-    """What scripts.chart draws is README's chart, and it has all rates and loader ceilings of the first table."""
+    """What benchmarks/chart.py draws is README's chart, and it has all rates and loader ceilings of the first table."""
     drawn = tmp_path / "rates.svg"
     page = ROOT / "docs" / "benchmarks" / "train.md"
     assert chart.main([str(page), str(drawn)]) == 0

@@ -20,11 +20,11 @@ from tests.unit.drills import add_line, copied, ran
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with tasks/toy.py, and its line in TASKS."""
+    """A copy of the project with saturate/tasks/toy.py, and its line in TASKS."""
     copy = copied(tmp_path_factory.mktemp("drill") / "tree")
-    shutil.copy(copy / "tests/conformance/toy_task.py", copy / "tasks/toy.py")
+    shutil.copy(copy / "tests/conformance/toy_task.py", copy / "saturate/tasks/toy.py")
     table = copy / "saturate/tasks/__init__.py"
-    add_line(table, '    "classification": ', '    "toy": "tasks.toy",')
+    add_line(table, '    "classification": ', '    "toy": "saturate.tasks.toy",')
     return copy
 
 

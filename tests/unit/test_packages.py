@@ -88,7 +88,7 @@ def test_every_import_is_required() -> None:
     assert not missing, "\n".join(missing)
     planted = (
         "import os, pandas\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\n"
-        "from PIL import Image\nfrom tasks import x\n"
+        "from PIL import Image\nfrom saturate.tasks import x\n"
     )
     expected = ["pandas", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120", "pillow"]
     assert sorted(third_party(planted, ours)) == sorted(expected)

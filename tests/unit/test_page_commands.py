@@ -62,13 +62,21 @@ def programs(text: str) -> Iterator[tuple[str, list[str]]]:
                 if (
                     word == "train.py"
                     or (at > 0 and words[at - 1] == "-m")
-                    or (word, at) == ("bench", 0)
+                    or (word, at) == ("saturate", 0)
                 ):
-                    yield (
-                        word.replace("bench", "benchmarks.bench", word == "bench"),
-                        words[at + 1 :],
-                    )
+                    yield named(word, words[at + 1 :])
                     break
+
+
+def named(program: str, words: list[str]) -> tuple[str, list[str]]:
+    """Return the program that a command starts, of several in one, and the words that are for it."""
+    if program == "saturate" and words:
+        name, *words = words
+        return "train.py" if name in ("train", "predict") else f"scripts.{name}", words
+    if program == "benchmarks" and words and words[0] in bench.PROGRAMS:
+        name, *words = words
+        return f"benchmarks.{name.replace('-', '_')}", words
+    return program, words
 
 
 def read(program: str, words: list[str]) -> None:
@@ -78,11 +86,10 @@ def read(program: str, words: list[str]) -> None:
         return
     if program == "train.py":
         config.parse(words)
-    elif program == "benchmarks.bench":
-        flags(
-            bench.suite_of(words[0]).settings, bench.with_flags(words[1:]), prog="bench"
-        )
-    elif program == "saturate.run.tune":
+    elif program == "benchmarks":
+        suite = bench.suite_of(words[0])
+        flags(suite.settings, bench.with_flags(words[1:]), prog="bench")
+    elif program == "scripts.tune":
         behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
         tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))
     elif program == "benchmarks.planted":
@@ -141,7 +148,10 @@ def test_all_programs_are_found() -> None:
     found = [program for text in PAGES.values() for program, _ in programs(text)]
     for program in (
         "train.py",
-        *(f"scripts.{name}" for name in ("bench", "published", "tune", "link_set")),
+        "scripts.tune",
+        "benchmarks",
+        "benchmarks.published",
+        "benchmarks.link_set",
     ):
         assert found.count(program) > 3, program
 

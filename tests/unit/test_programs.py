@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "words",
     [
-        "export s3://b/best.pt",
-        "demo_set s3://b/p",
-        "bench loader --data s3://b/p",
+        "scripts.export s3://b/best.pt",
+        "scripts.demo_set s3://b/p",
+        "benchmarks.bench loader --data s3://b/p",
     ],
 )
 def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
@@ -37,7 +37,7 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
     (tmp_path / "photos").mkdir()
     name, *arguments = words.split()
     try:
-        code = import_module(f"scripts.{name}").main(arguments)
+        code = import_module(name).main(arguments)
     except SystemExit as end:
         code = end.code
     (line,) = capsys.readouterr().err.splitlines()
@@ -48,10 +48,10 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("tensorboard_pictures", "", "it takes RUNS TO"),
-        ("tensorboard_pictures", "runs to", "runs: no run is below it"),
-        ("published_gpus", "runs to", "it takes IMAGES OUT 1"),
-        ("published_gpus", "runs to 4", "it takes IMAGES OUT 1"),
+        ("scripts/tensorboard_pictures", "", "it takes RUNS TO"),
+        ("scripts/tensorboard_pictures", "runs to", "runs: no run is below it"),
+        ("benchmarks/published_gpus", "runs to", "it takes IMAGES OUT 1"),
+        ("benchmarks/published_gpus", "runs to 4", "it takes IMAGES OUT 1"),
     ],
 )
 def test_what_a_script_lacks_is_said_in_a_line(
@@ -59,7 +59,7 @@ def test_what_a_script_lacks_is_said_in_a_line(
 ) -> None:
     (tmp_path / "runs").mkdir()
     ended = subprocess.run(
-        [ROOT / "scripts" / f"{name}.sh", *words.split()],
+        [ROOT / f"{name}.sh", *words.split()],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -67,7 +67,7 @@ def test_what_a_script_lacks_is_said_in_a_line(
         check=False,
     )
     (line,) = ended.stderr.splitlines()
-    assert ended.returncode == 2 and line.startswith(f"{name}: {said}")
+    assert ended.returncode == 2 and line.startswith(f"{Path(name).name}: {said}")
     assert os.listdir(tmp_path) == ["runs"]
 
 

@@ -20,6 +20,7 @@ from saturate.tasks.classification import KIND
 from saturate.tasks.kind import TaskKind
 from tests.unit.test_meter import Clock
 
+ROOT = Path(__file__).parents[2]
 SUMMARY: dict[str, Any] = {
     "arch": "resnet18",
     "loader": "dali-gpu",
@@ -138,8 +139,8 @@ def test_the_result_fits_80_columns_and_names_everything(
         "not decoded       2 samples, see failed.txt",
         "run folder:   some runs/latest",
         "pictures:     mistakes.png, results.png",
-        "predict:      python train.py --predict FOLDER --resume 'some runs/latest/best.pt'",
-        "export:       python -m scripts.export 'some runs/latest/best.pt'",
+        f"predict:      python {ROOT}/train.py --predict FOLDER --resume 'some runs/latest/best.pt'",
+        f"export:       python {ROOT}/scripts/export.py 'some runs/latest/best.pt'",
         "TensorBoard:  tensorboard --logdir 'some runs'",
     ):
         assert f"{line}\n" in text, line
