@@ -188,7 +188,7 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
         )
     if len(columns) < (wanted := (asked.batches or 0) * plan.global_batch_size):
         raise UserError(
-            f"--data has {len(columns)} files and {wanted} are asked for; python -m benchmarks link-set makes more of few"
+            f"--data has {len(columns)} files and {wanted} are asked for; `benchmarks link-set` makes more of few"
         )
     plan.require_a_step()
     return plan

@@ -1,6 +1,6 @@
 """What `scripts.doctor` looks at: PROBES, a table with a function for each row.
 
-`python -m scripts._probes NAME` prints the row of this name as JSON. doctor calls it as a child process, since
+`python -m saturate.run._probes NAME` prints the row of this name as JSON. doctor calls it as a child process, since
 a probe imports what may crash or hang.
 """
 

@@ -29,7 +29,7 @@ LIMIT_S = 120.0
 ENDS_S = 5.0
 """Seconds in which a child that was killed ends."""
 ORDER = ("bad", "warn", "ok", "absent")
-CHILD = (sys.executable, "-m", "scripts._probes")
+CHILD = (sys.executable, "-m", "saturate.run._probes")
 AT_ONCE = 4
 
 

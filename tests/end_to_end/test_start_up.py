@@ -29,7 +29,7 @@ PROGRAM = """
 import atexit, gc, json, runpy, sys
 importing = []
 def collected(phase, info):
-    if "torch" in sys.modules and "tasks.initial_state" not in sys.modules:
+    if "torch" in sys.modules and "saturate.tasks.initial_state" not in sys.modules:
         importing.append(phase)
 gc.callbacks.append(collected)
 left, sys.argv = sys.argv[1], sys.argv[2:]
