@@ -85,8 +85,6 @@ LOADERS: dict[str, LoaderSpec] = {
                    packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True, preference=2),
         LoaderSpec(name="dali-video", media=("videos",), module="saturate.loaders.videos.dali_video",
                    packages=("nvidia.dali",), gpu="must", opens_files=True),
-        LoaderSpec(name="torchcodec-cuda", media=("videos",), module="saturate.loaders.videos.torchcodec_cuda",
-                   packages=("torchcodec",), gpu="must", opens_files=True),
         LoaderSpec(name="paired", media=("pairs",), module="saturate.loaders.pairs.paired",
                    exact=True, preference=1),
         LoaderSpec(name="synthetic", media=("images", "videos", "pairs"), module="saturate.loaders.synthetic"),

@@ -35,7 +35,7 @@ OPTIONAL = {
         "onnxruntime",
         "scipy",
     ),
-    *("timm", "torchcodec", "wandb"),
+    *("timm", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
 
