@@ -435,13 +435,12 @@ class ProcessWorld:
         module: nn.Module,
         *,
         compiled: bool,
-        compress: str = "none",
         bucket_mib: int | None = None,
     ) -> nn.Module:
         """Return the module as the step calls it.
 
-        Ranks sum the gradients of `bucket_mib` MiB at once (None: as torch does), rounded to fp16 or bf16
-        where `compress` says so. Batch-norm statistics are each rank's own until validation.
+        Ranks sum the gradients of `bucket_mib` MiB at once (None: as torch does). Batch-norm statistics are each
+        rank's own until validation.
         """
         called = module
         if compiled:
@@ -455,11 +454,6 @@ class ProcessWorld:
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_mib,
         )
-        if compress != "none":
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            hook = getattr(default_hooks, f"{compress}_compress_hook")
-            wrapped.register_comm_hook(None, hook)
         # kernels of 1 x 1 (x 1) are laid out alike whatever their strides are called
         warnings.filterwarnings(
             "ignore", "Grad strides do not match bucket view strides"

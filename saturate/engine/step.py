@@ -62,7 +62,6 @@ class Step:
             world.wrap,
             module,
             compiled=compiled,
-            compress=optimisation.compress_gradients,
             bucket_mib=optimisation.bucket_mib,
         )
         self.module = self._wrap()

@@ -111,8 +111,6 @@ class Optimisation(Settings):
     number."""
     accumulate: PositiveInt = 1
     """Micro-batches whose gradients are summed for one step."""
-    compress_gradients: Literal["none", "fp16", "bf16"] = "none"
-    """What the ranks' gradients are rounded to while they are summed: half the bytes between hosts."""
     bucket_mib: PositiveInt | None = setting(None, recipe=False)
     """MiB of gradients that ranks sum at once: fewer leave earlier in the backward pass, more need fewer
     messages. Default: torch's, 25 after a first bucket of 1."""
