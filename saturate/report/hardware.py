@@ -22,7 +22,9 @@ import torch
 from saturate.system.resources import CGROUP, memory_bytes
 
 GIB = 1 << 30
-SAME_NAME = "torchvision triton numpy tensorboard decord av pycocotools pillow pillow-simd timm"
+SAME_NAME = (
+    "torchvision triton numpy tensorboard decord av pycocotools pillow pillow-simd timm"
+)
 DISTRIBUTIONS = {
     **{name: name for name in SAME_NAME.split()},
     "opencv": "opencv-python-headless opencv-python",

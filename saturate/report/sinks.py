@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from saturate.contracts import UserError, utf8
-from saturate.report.record import plain, replace_in_time
+from saturate.contracts import UserError
+from saturate.report.record import replace_in_time
 from saturate.report.tensorboard import Board
 from saturate.system.urls import masked
 
@@ -86,69 +86,8 @@ class MlFlow:
         self._mlflow.end_run("FINISHED" if finished else "KILLED")
 
 
-class Trackio:
-    """A run of trackio, in TRACKIO_DIR or where its other variables say."""
-
-    def __init__(
-        self, folder: Path, settings: Mapping[str, Any], run: str | None
-    ) -> None:
-        import trackio
-
-        self._run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", "saturate"),
-            name=run or folder.name,
-            config=dict(settings),
-            resume="allow" if run else "never",
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-        self.id = self._run.name
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Keep one point a tag."""
-        self._run.log(dict(values), step=step)
-
-    def close(self, *, finished: bool) -> None:
-        """Bring everything where it belongs."""
-        self._run.finish()
-
-
-class Aim:
-    """A run of Aim, in the repository .aim of the working folder or of the nearest one above it."""
-
-    def __init__(
-        self, folder: Path, settings: Mapping[str, Any], run: str | None
-    ) -> None:
-        import aim
-
-        self._run = aim.Run(
-            run_hash=run,
-            experiment="saturate",
-            system_tracking_interval=None,
-            log_system_params=False,
-            capture_terminal_logs=False,
-        )
-        self._run.name = utf8(folder.name)
-        self._run["settings"] = plain(settings)
-        self.id = self._run.hash
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Keep one point a tag."""
-        for tag, value in values.items():
-            self._run.track(value, name=tag, step=step)
-
-    def close(self, *, finished: bool) -> None:
-        """Bring everything where it belongs."""
-        self._run.close()
-
-
-Tracker = Wandb | MlFlow | Trackio | Aim
-TRACKERS: dict[str, type[Tracker]] = {
-    "wandb": Wandb,
-    "mlflow": MlFlow,
-    "trackio": Trackio,
-    "aim": Aim,
-}
+Tracker = Wandb | MlFlow
+TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "mlflow": MlFlow}
 """--log -> its class."""
 
 

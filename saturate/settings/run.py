@@ -60,7 +60,7 @@ class Run(Settings):
     """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
     table of operators."""
     log: Annotated[
-        tuple[Literal["wandb", "mlflow", "trackio", "aim"], ...],
+        tuple[Literal["wandb", "mlflow"], ...],
         BeforeValidator(_without_tensorboard),
     ] = ()
     """Trackers that get what TensorBoard gets, where they are installed."""

@@ -24,17 +24,7 @@ DISTRIBUTION = {
 }
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
-    *(
-        "aim",
-        "albumentations",
-        "apex",
-        "kornia",
-        "trackio",
-        "mlflow",
-        "onnx",
-        "onnxruntime",
-        "scipy",
-    ),
+    *("albumentations", "apex", "kornia", "mlflow", "onnx", "onnxruntime", "scipy"),
     *("timm", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
