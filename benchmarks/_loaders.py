@@ -418,7 +418,12 @@ def _nvdec(loop: Loop) -> Epochs:
     return lambda epoch: (len([*islice(stream, asked.batch_size)]) for _ in steps)
 
 
-READER_OF = {f"{name}-alone": name for name in (*READERS, "simplejpeg")}
+OTHERS = {
+    "simplejpeg": ("simplejpeg", "decode_jpeg"),
+    "imageio": ("imageio.v3", "imread"),
+}
+"""Decoder of whole files that is no reader of ours -> module and function."""
+READER_OF = {f"{name}-alone": name for name in (*READERS, *OTHERS)}
 """Decoding alone, whole images to RGB with one thread a worker -> the decoder."""
 BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
     "images": {
@@ -441,8 +446,9 @@ BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
 
 def whole_decoder(name: str) -> Decode:
     """Return what decodes a whole file to uint8 [H, W, 3]. Raises ImportError."""
-    if name == "simplejpeg":
-        return cast(Decode, import_module(name).decode_jpeg)
+    if name in OTHERS:
+        module, function = OTHERS[name]
+        return cast(Decode, getattr(import_module(module), function))
     decode = READERS[name]()
 
     def whole(content: bytes) -> Array:

@@ -29,7 +29,6 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks._loaders import (
-    READER_OF,
     asked_of,
     expanded,
     medium_of,
@@ -56,6 +55,7 @@ from benchmarks._suite import (
 from benchmarks.train import require_data
 from saturate.contracts import UserError
 from saturate.loaders import Medium
+from saturate.loaders.images.decoders import READERS
 from saturate.report import hardware
 from saturate.report.meter import Meter, spread
 from saturate.settings.cli import one_of
@@ -91,7 +91,7 @@ class Loader(Common):
     (pytorch+dali), by DALI's own proxy of one (dali-proxy); with --augment jitter torchvision-v2,
     albumentations, kornia. Of clips pytorch with PyAV, pytorch+decord, on a GPU dali. auto =
     pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also decoding alone: READER-alone,
-    simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
+    simplejpeg-alone, imageio-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -142,7 +142,7 @@ def points(settings: Loader) -> list[Point]:
         data = str(settings.data / name) if settings.data else None
         require_data(data, names, parse(["--task", settings.task]))
     for reader in settings.readers:
-        one_of("--readers", reader, ("auto", *READER_OF.values()))
+        one_of("--readers", reader, ("auto", *READERS))
     same = {
         name: getattr(settings, name) or default
         for name, default in DEFAULTS[medium].items()

@@ -155,12 +155,6 @@ def _make_opencv() -> Decode:
     return _cropped(whole)
 
 
-def _make_imageio() -> Decode:
-    import imageio.v3 as imageio
-
-    return _cropped(lambda data: imageio.imread(data, mode="RGB", rotate=False))
-
-
 class _NvImageCodec:
     """Decodes the region alone, with one thread. docs/benchmarks/loader.md has its rates beside PIL."""
 
@@ -206,7 +200,6 @@ READERS: dict[str, Callable[[], Decode]] = {
     "nvimgcodec": _NvImageCodec,
     "torchvision": _make_torchvision,
     "opencv": _make_opencv,
-    "imageio": _make_imageio,
     "pil": lambda: _pil,
 }
 """Name, as --reader in settings/loading.py has it -> a function that makes the decoder, called in the process that

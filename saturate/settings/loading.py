@@ -21,13 +21,11 @@ class Loading(Settings):
     the rate. A resumed run keeps its loader. To evaluate, auto is dali-gpu with a GPU (dali-fed, where
     samples are no files of their own), else torchvision; of videos nvdec+pyav where the GPU's engines can
     be used, else pyav."""
-    reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = (
-        setting(
-            "auto",
-            tasks=("classification", "detection", "superres"),
-            needs=("loader", "torchvision", "paired"),
-            evaluation="own",
-        )
+    reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv"] = setting(
+        "auto",
+        tasks=("classification", "detection", "superres"),
+        needs=("loader", "torchvision", "paired"),
+        evaluation="own",
     )
     """Decoder of the loaders torchvision and paired; auto = the fastest whose pixels are PIL's, bit for
     bit."""

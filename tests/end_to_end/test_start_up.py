@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = "--loader synthetic --batch-size 2 --steps 1 --val-every 0 --ceilings false --log-every 1"
 NEVER = (
     "cv2 nvidia.dali nvidia.nvimgcodec timm av decord lmdb pyarrow datasets pandas scipy "
-    "imageio onnx onnxruntime pycocotools wandb mlflow torch._inductor.compile_fx"
+    "onnx onnxruntime pycocotools wandb mlflow torch._inductor.compile_fx"
 )
 """What only other loaders, readers, sources or settings need."""
 RUNS = {
