@@ -110,8 +110,6 @@ def train(
     model = config.model
     sized = for_ranks(config, world.size)
     kind = kind_of(config)
-    if (scored := kind.score(config, console)) is not None:
-        return scored
     require_trackers(run.log)
     names = kind.may_open(config, gpu=DEVICE.type == "cuda")
     registry, arch = architecture(kind, model.arch)

@@ -64,7 +64,6 @@ TAKEN = (
     "resume",
     "evaluate",
     "predict",
-    "score",
 )
 """Settings of train.py that are this program's own flags, or would end a trial early."""
 OF_ONE_RUN = ("config", "output", "resume", "evaluate", "predict", "profile")
@@ -78,7 +77,6 @@ ONLY_TRAINS = {
     "resume": None,
     "evaluate": False,
     "predict": None,
-    "score": None,
 }
 """Settings of a run that trains for a while and does nothing else."""
 AGAIN = "again"

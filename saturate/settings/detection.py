@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -45,7 +44,3 @@ class Detection(Settings):
         "faster-coco-eval", changes_rate=False, evaluation="own"
     )
     """Library that computes AP. Both give the same figures; faster-coco-eval is faster."""
-    score: Path | None = setting(
-        None, changes_rate=False, evaluation="own", recipe=False
-    )
-    """Score a results file in COCO's format against --data's validation annotations, and stop."""

@@ -215,21 +215,3 @@ def names(columns: Any) -> dict[int, str]:
         int(category): columns.classes[number]
         for category, number in zip(columns.category_ids, columns.class_of, strict=True)
     }
-
-
-def lines(scores: Scores, columns: Any) -> list[str]:
-    """Write the figures, then AP by category, in lines for a person to read."""
-    named = names(columns)
-    by_category = {
-        named[category]: value for category, value in scores.by_category().items()
-    }
-    tables = {
-        f"{scores.kind}:": scores.figures(),
-        f"{scores.kind}, AP by class:": by_category,
-    }
-    width = max(len(name) for table in tables.values() for name in table)
-    found = []
-    for title, table in tables.items():
-        found.append(title)
-        found += [f"  {name:<{width}}  {value:7.2%}" for name, value in table.items()]
-    return found

@@ -9,8 +9,6 @@ import torch
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from saturate.contracts import Array
-from saturate.dataset.coco.annotation_file import run_lengths
-from saturate.dataset.scan.manifest import Rejected
 
 LEAST = 0.5  # probability of a pixel that is inside
 
@@ -34,20 +32,3 @@ def encoded(
         code = coder.encode(pixels)
         codes.append({"size": code["size"], "counts": code["counts"].decode()})
     return codes
-
-
-def checked(code: Any, height: int, width: int) -> dict[str, Any]:
-    """Return compressed run lengths of {size, counts} in either form.
-
-    Raises Rejected unless they fill the image: pycocotools reads and writes past its memory when given
-    others.
-    """
-    from pycocotools import mask as coder
-
-    runs, size = run_lengths(code)
-    if size != (height, width):
-        raise Rejected(
-            f"segmentation: its size is {list(size)}, the image's is {[height, width]}"
-        )
-    plain = {"size": [height, width], "counts": runs.tolist()}
-    return dict(coder.frPyObjects(plain, height, width))

@@ -25,16 +25,14 @@ from saturate.contracts import (
     Task,
     UserError,
 )
-from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.open import Console, Content, cache_folder
-from saturate.dataset.stores.bucket import local
+from saturate.dataset.open import Console, Content
 from saturate.models import Native, Registry
 from saturate.models import detection as architectures
 from saturate.plan.boxes import CENTRED, DetectionPlan, padding
 from saturate.plan.targets import IGNORE, packed, padded
 from saturate.settings.config import Config
-from saturate.tasks import _coco, _results
+from saturate.tasks import _coco
 from saturate.tasks._coco_ap import CocoAP
 from saturate.tasks._detections import Found, Unannotated, write_detections
 from saturate.tasks._plans import detection_policies, opened, pair
@@ -287,39 +285,6 @@ class DetectionKind(TaskKind):
             "instances_per_image": boxes / max(len(rows) * plan.batch_size, 1),
             "padding": padding(rows),
         }
-
-    def score(self, config: Config, console: Console) -> int | None:
-        """Score the results file of --score against the annotations of --data. Raises UserError."""
-        file = config.detection.score
-        root = config.data.data
-        evaluator = config.detection.evaluator
-        if file is None:
-            return None
-        if root is None:
-            raise UserError(
-                "--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations"
-            )
-        entries, kinds = _results.read(file)
-        cache = cache_folder(config.data.manifest_dir)
-        with console.counting("val") as progress:
-            columns = open_coco(
-                local(root, cache),
-                "val",
-                keypoints="keypoints" in kinds,
-                images=False,
-                cache=cache,
-                rescan=config.data.rescan,
-                progress=progress,
-            )
-        for line in (columns.left_out, *columns.warnings):
-            if line:
-                console.warn(f"val: {line}")
-        for kind in kinds:
-            found = _results.checked(file, entries, kind, columns)
-            scores = _coco.score(columns, found, kind=kind, evaluator=evaluator)
-            for line in _coco.lines(scores, columns):
-                console.info(line)
-        return 0
 
 
 class SquaresKind(DetectionKind):

@@ -175,10 +175,6 @@ class TaskKind(ABC):
         """Return how many bytes the files of these samples have; 0 = not known."""
         return int(columns.size[ids].sum())
 
-    def score(self, config: Config, console: Console) -> int | None:
-        """Do what the settings ask for in place of a run, and return the exit code; None: they do not."""
-        return None
-
     def predicting(
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:

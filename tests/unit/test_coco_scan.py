@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from itertools import chain
 from operator import itemgetter
@@ -262,17 +261,6 @@ def test_a_category_without_keypoints_beside_one_with(data: Path) -> None:
     seen = (found.keypoints[..., 2] > 0).any(axis=1)
     assert seen.tolist() == (found.category == 1).tolist()
     assert found.usable.all()
-
-
-def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
-    """--score asks for it: no file of an image is looked at."""
-    whole = opened(data)
-    shutil.rmtree(data / "train2017")
-    alone = opened(data, images=False)
-    names = "image_id height width annotation_id boxes category usable points rle"
-    for name in names.split():
-        assert np.array_equal(getattr(alone, name), getattr(whole, name)), name
-    assert not alone.rejected
 
 
 @settings(max_examples=50)

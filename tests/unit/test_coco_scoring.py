@@ -16,7 +16,6 @@ from pycocotools import mask as coder
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from saturate.contracts import UserError
 from saturate.dataset.coco.scan import open_coco
 from saturate.tasks import _coco, _results
 from saturate.tasks._coco import Detections, Scores
@@ -106,11 +105,6 @@ def scored(
     return _coco.score(columns, entries, kind=kind, evaluator=evaluator)
 
 
-def read(path: Path, columns: Any) -> list[Any]:
-    entries, kinds = _results.read(path)
-    return [_results.checked(path, entries, kind, columns) for kind in kinds]
-
-
 def written(found: Detections, kind: str) -> bytes:
     return _results.encoded(_results.entries(found, kind))
 
@@ -152,62 +146,3 @@ def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(
     # best.pt is picked by it: it is always there
     assert scores.figures().keys() == {"ap"} and math.isnan(scores.figures()["ap"])
     assert scores.by_category() == {} and np.isnan(scores.curve(0)).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_gives_the_same_detections(
-    drawn: Set, kind: str, tmp_path: Path
-) -> None:
-    columns = drawn.columns[kind]
-    found = guesses(columns, kind, seed=3, digits=8)
-    path = tmp_path / "results.json"
-    path.write_bytes(written(found, kind))
-    (again,) = read(path, columns)
-    figures = scored(columns, found, kind).figures()
-    assert (
-        _coco.score(columns, again, kind=kind, evaluator="faster-coco-eval").figures()
-        == figures
-    )
-
-
-def entry(**other: Any) -> dict[str, Any]:
-    return {
-        "image_id": 2000,
-        "category_id": 3,
-        "bbox": [1.0, 2.0, 3.0, 4.0],
-        "score": 0.5,
-        **other,
-    }
-
-
-def masked(size: list[int], counts: Any) -> list[Any]:
-    return [entry(segmentation={"size": size, "counts": counts})]
-
-
-BAD: list[tuple[Any, str]] = [
-    ("[" * 100_000, "is no JSON"),
-    ({"boxes": []}, "is no list of detections"),
-    ([entry(), {"image_id": 2000, "category_id": 3, "score": 1}], "has no bbox"),
-    ([entry(), entry(image_id=5)], "of a scanned image"),
-    ([entry(category_id=2)], "its category is none of the annotations"),
-    ([entry(), entry(bbox=[1, 2, -3, 4])], "bbox has a negative size"),
-    ([entry(bbox=[10**400, 2, 3, 4])], "bbox has to have finite numbers: 4"),
-    ([entry(score=math.nan)], "score has to have finite numbers: 1"),
-    (masked([64, 80], [5119]), "its runs are 5,119 pixels long"),
-    (masked([64, 80], "0 0"), "cannot be decoded"),
-    (masked([9, 9], [81]), "its size is [9, 9], the image's is [64, 80]"),
-]
-"""Content of a file, and what is said of it. pycocotools writes past its memory for some run lengths."""
-
-
-@pytest.mark.parametrize(("content", "said"), BAD)
-def test_bad_files_get_one_line(
-    drawn: Set, tmp_path: Path, content: Any, said: str
-) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(UserError) as raised:
-        read(path, drawn.columns["boxes"])
-    line = str(raised.value)
-    assert line.startswith(f"--score {path}: ") and "\n" not in line
-    assert said in line

@@ -1,4 +1,4 @@
-"""The detection task beside its figures: pictures, files, what train.py asks of it, and --score."""
+"""The detection task beside its figures: pictures, files, what train.py asks of it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ def _coco(path: Path) -> object:
         path.parents[1],
         "train",
         keypoints=False,
-        images=False,
         cache=path.parents[2] / "cache",
     )
 

@@ -53,7 +53,6 @@ def open_coco(
     split: Split,
     *,
     keypoints: bool,
-    images: bool = True,
     exif: str = "stored",
     cache: Path,
     rescan: bool = False,
@@ -63,9 +62,8 @@ def open_coco(
     """Return the manifest of one split: from `cache` if nothing has changed since, or anew.
 
     dataset/coco/layouts.py says where annotations and images are; where no name gives them to a split, a
-    tenth of the images is that of validation. Without `images` their files need not be there, and have the
-    sizes of the annotation file. `exif`: the annotations are of images as "stored", or as "shown". The rest is as in
-    dataset.images.scan.open_images. Raises UserError.
+    tenth of the images is that of validation. `exif`: the annotations are of images as
+    "stored", or as "shown". The rest is as in dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
     file, folder, shared = find(root, split, keypoints=keypoints)
@@ -91,20 +89,16 @@ def open_coco(
         category_ids = np.array([category.category_id for category in categories])
         rows["category"] = _places_of(category_ids, rows["category_id"])
         image_of = _places_of(listed.ids, rows["image_id"])
-        if images:
-            with reading(root):
-                here = os.fsencode(os.path.join(folder, ""))
-                entries.remember(visits, [here, *listed.paths])
-            listed.read_headers(entries, mine, made, say, max_pixels)
-            lost = np.bincount(image_of[image_of >= 0], minlength=len(mine))
-            turned = listed.fit(entries, exif, mine, lost, rejects)
-            if exif == "stored":
-                used = np.rec.array(listed.headers[listed.good])
-                warnings.append(told_of_exif(used, turned))
-            warnings.append(listed.warning)
-        else:
-            listed.headers["height"], listed.headers["width"] = listed.sizes.T
-            listed.headers["size"][mine] = 0
+        with reading(root):
+            here = os.fsencode(os.path.join(folder, ""))
+            entries.remember(visits, [here, *listed.paths])
+        listed.read_headers(entries, mine, made, say, max_pixels)
+        lost = np.bincount(image_of[image_of >= 0], minlength=len(mine))
+        turned = listed.fit(entries, exif, mine, lost, rejects)
+        if exif == "stored":
+            used = np.rec.array(listed.headers[listed.good])
+            warnings.append(told_of_exif(used, turned))
+        warnings.append(listed.warning)
         good = listed.good
         if not good.any():
             why = f"left out: {rejects.count}, first {rejects.first}"
@@ -124,9 +118,8 @@ def open_coco(
         (made / "warnings.txt").write_text(text, encoding="utf-8")
         return names
 
-    what = "coco" if images else "coco alone"
     paths = [str(real), os.path.abspath(root), file.name]
-    key = [*paths, what, split, "folder", exif, max_pixels]
+    key = [*paths, "coco", split, "folder", exif, max_pixels]
     return remembered(
         Instances,
         root,
