@@ -171,7 +171,7 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     if pack := case.get("pack"):
         packed = settings.output / "sets" / pack
         if not packed.exists():
-            program("saturate.run.pack", packed, "--from", data, "--format", pack)
+            program("scripts.pack", packed, "--from", data, "--format", pack)
         data = packed
     ranks = case.get("ranks", 1)
     command = [sys.executable]

@@ -220,7 +220,7 @@ def measured(
     for row in rows:  # of as many samples as the table has
         if row["status"] == "ok" and row["figures"].get("rate"):
             row["figures"].setdefault("epoch_s", count / row["figures"]["rate"])
-    command = ["python", "-m", "benchmarks.bench", whole.name, *words(flags), *more]
+    command = ["python", "-m", "benchmarks", whole.name, *words(flags), *more]
     apart = ", each column's to its own" if table.get("apart") else ""
     lines = [
         head,

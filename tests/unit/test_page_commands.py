@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import yaml
 
 from benchmarks import bench, planted, published
 from saturate.run import tune
@@ -130,6 +131,19 @@ def test_commands_are_read(page: str) -> None:
             if "lr.yaml: No such file" in str(error):  # what the command before writes
                 continue
             pytest.fail(f"{program} {shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("configs/planted/*.yaml")], ids=lambda path: path.stem
+)
+def test_planted_cases_are_read(path: Path) -> None:
+    for case in yaml.safe_load(path.read_text(encoding="utf-8")):
+        for more in (case.get("plant", ""), case.get("change", "")):
+            words = shlex.split(f"{planted.BASE} {case['flags']} {more}")
+            asked = config.parse(words).augmentation.transforms
+            if asked is not None:
+                module, _, function = asked.partition(":")
+                assert callable(getattr(import_module(module), function))
 
 
 def test_modules_that_blocks_import_are_there() -> None:
