@@ -1,8 +1,8 @@
 """`python -m scripts.make_map`: writes docs/map.md, a line a file, from the first sentences of docstrings.
 
 A file's line is the first sentence of its docstring, a room's that of its __init__.py; a shell script's is
-its first comment. Files of a folder alone (`_name.py`) are left out. A test fails where the page is not what this
-program writes.
+its first comment. Files of a folder alone (`_name.py`) are left out where they are short. A test fails where
+the page is not what this program writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "map.md"
 ORDER = (
     "saturate/settings saturate/system saturate/dataset saturate/plan loaders models "
-    "saturate/tasks saturate/engine saturate/report benchmarks scripts"
+    "saturate/tasks saturate/engine saturate/report saturate/run benchmarks scripts"
 )
 ROOMS = tuple(ORDER.split())
 """Rooms in the order in which a sample meets them."""
@@ -33,7 +33,7 @@ UNNAMED = "benchmarks/baselines"
 HEAD = """# Map
 
 Files with the first sentences of their docstrings, written by `python -m scripts.make_map`. Rooms are in the order
-in which a sample meets them. A file whose name begins with `_` is of its own folder alone, and left out.
+in which a sample meets them. A file whose name begins with `_` is of its own folder alone, and left out where it is short.
 
 The engine room is the package `saturate/`; its rooms are written without that word here: `plan/order.py` is
 `saturate/plan/order.py`. `loaders/` and `models/`, what people add to, lie at the top, and are imported as
@@ -66,16 +66,16 @@ stand in `scripts/make_map.py`. Run it again after a new file.
 | a registry of networks, `--arch PREFIX/NAME` | `models/NAME.py` with the functions of `Registry` (`models/__init__.py`); `names` gives them with the prefix | the prefix in `others` of the task, as in `tasks/classification.py` |
 | an optimiser | a `Kind` in `OPTIMIZERS`, `engine/optimizers.py` | `state`, `skips` and `capturable` of the `Kind`; in `settings/optimisation.py` the Literal of `optimizer`, and `needs=("optimizer", ...)` of what it reads; `docs/recipes.md` |
 | a schedule | `learning_rate` in `engine/schedules.py` | in `settings/optimisation.py` the Literal of `schedule`, and `needs=("schedule", ...)` of what it reads; `docs/recipes.md` |
-| what a checkpoint holds | `Content` and `Checkpoints._live` in `engine/checkpoint.py`, which reads the optimiser's groups in `load_optimizer`; beside the state `saved` in `train.py`, its settings `Start.kept` in `tasks/initial_state.py` | `FORMAT` is raised only where earlier checkpoints would not do: all of them are then refused; a new field of `Content` has a default; a large part is named in `TENSORS`; `Resume` takes it back |
+| what a checkpoint holds | `Content` and `Checkpoints._live` in `engine/checkpoint.py`, which reads the optimiser's groups in `load_optimizer`; beside the state `saved` in `run/train.py`, its settings `Start.kept` in `tasks/initial_state.py` | `FORMAT` is raised only where earlier checkpoints would not do: all of them are then refused; a new field of `Content` has a default; a large part is named in `TENSORS`; `Resume` takes it back |
 | when last.pt is written | `engine/loop.py` | `engine/watch.py` ends a rank that hangs |
 | when a rank counts as lost | `SILENT_S` in `engine/ranks.py`; of agents that in `engine/unkillable.py` | the 45 s in `docs/cluster.md`, `engine/watch.py` and `benchmarks/simulate.py`; `FOUND_S` in `tests/end_to_end/test_agents.py`; `--timeout-minutes` is for ranks that live and do not come |
 | signals | `SIGNALS` in `engine/stop.py`; `engine/loop.py` does what they ask | while imports run: `settings/preflight.py`; a main thread that hangs: `engine/watch.py`; children ignore them: `system/processes.py`; torchrun: `scripts/entry_point.py`; agents: `engine/unkillable.py`; `docs/cluster.md` |
 | a curve on TensorBoard, a chart of CUSTOM SCALARS | its tag in `Reporter.window` (or `train`), `report/reporter.py` | `SCALARS` in `report/tensorboard.py` for a chart (its title, and the tag's first word as its section) or an HPARAMS column; a figure of a window comes from `report/meter.py` or `report/hardware.py` |
 | a key of summary.json | `Reporter._summary` in `report/reporter.py`; what it adds up, or describes, is in `report/summary.py`, and of the machine `hardware()` in `report/hardware.py` | `LINES` in `report/console.py` for the closing table; a count of the whole run is a field of `Progress` (`engine/checkpoint.py`), which `engine/loop.py` counts; `docs/rates.md` |
-| a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `levers` of `scripts/tune.py` are tried, the most promising first; what it asks of the run is a key of summary.json; a case in `tests/unit/test_what_if.py` |
+| a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `levers` of `run/tune.py` are tried, the most promising first; what it asks of the run is a key of summary.json; a case in `tests/unit/test_what_if.py` |
 | a planted bottleneck | a case in `configs/planted/NAME.yaml` | a function in `benchmarks/planted.py` where no flag plants it; `tests/end_to_end/test_planted.py` where two cores show it; `docs/planted.md` |
 | what "change first" says | the best prediction that gains a tenth; else a sentence of `report/advice.py` | a case in `tests/unit/test_report_advice.py` |
-| an axis of `bench train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there; `by_hand_flags`, and `theirs` in `points`, if loops by hand follow it |
+| an axis of `python -m benchmarks train` | `AXES` in `benchmarks/train.py`; one that every point has: `points` and `command` | a field of its settings there; `by_hand_flags`, and `theirs` in `points`, if loops by hand follow it |
 | a tracker, `--log NAME` | its class and `TRACKERS` in `report/sinks.py`; NAME is what is imported | the Literal of `log` in `settings/run.py`; its package (above); `docs/own-images.md` |
 | an exit code | `engine/exit_codes.py` | its row in `docs/cluster.md`; `deploy/` where a scheduler acts on it |
 | a row of `scripts.doctor` | its function and `PROBES` in `saturate/run/_probes.py` | a package is imported inside that function |
@@ -128,8 +128,13 @@ def of_a_room(room: str, names: Sequence[str], root: Path) -> Iterator[str]:
                 yield f"- `{name}` {sentence}"
         elif not sentence:
             raise ValueError(f"{name} has no docstring, which the map is made of")
-        elif not file.startswith("_") and folder != UNNAMED:
+        elif folder != UNNAMED and (not file.startswith("_") or is_long(root / name)):
             yield f"- `{name}` {sentence}"
+
+
+def is_long(path: Path) -> bool:
+    """Return whether a file is worth a line of the map though its folder alone imports it."""
+    return path.read_text(encoding="utf-8").count("\n") > 100
 
 
 def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:

@@ -37,7 +37,7 @@ SWEEPS: dict[str, str] = {
         for moment in ("checkpoint", "validation")
     },
     # other sizes, accumulations and seeds of sets whose last step is short
-    f"{RUNS}small_sets.py::*[[!0]-*]": "seed 0",
+    f"{RUNS}small_sets.py::*learns[[!0]-*]": "seed 0",
     **{
         f"{RUNS}small_sets.py::*[0-{size}*]": "257x8x8x1, 73x2x3x2, and all sizes in test_small_sets.py of units"
         for size in ("289", "65", "40", "97", "130", "161", "33", "201", "128", "19")

@@ -26,7 +26,9 @@ def running(
         env={"TMPDIR": str(cache)},
     )
     until(
-        lambda: process.out or process.poll() is not None, GONE_S, "an epoch to begin"
+        lambda: process.out.endswith("\n") or process.poll() is not None,
+        GONE_S,
+        "an epoch to begin",
     )
     assert process.out == "running\n", process.err
     return process, psutil.Process(process.pid).children(recursive=True)

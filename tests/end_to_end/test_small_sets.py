@@ -97,3 +97,38 @@ def test_it_learns_what_a_loop_by_hand_learns(
         assert process.wait() == 0, process.err
     top1 = summary(train.cwd / "run")["validation"]["top1"]
     assert top1 > by_hand(data, batch, accumulate * ranks, epochs, seed) - 0.02
+
+
+@pytest.mark.parametrize(
+    ("flags", "state"),
+    [
+        ("--ema 0.01", "ema"),
+        ("--repeats 3", "model"),
+        ("--balance sampler", "model"),
+        ("--teacher teacher/last.pt", "model"),
+    ],
+)
+def test_running_statistics_are_those_of_a_dataloader(
+    train: Runner, tmp_path: Path, flags: str, state: str
+) -> None:
+    """257 images in steps of 8 micro-batches of 8: of the last one, most have no sample of their own."""
+    data = draw(tmp_path / "data", 257, 0)
+    where = ("--data", data, FLAGS, "--batch-size 8 --accumulate 8 --lr 1e-9")
+    if "--teacher" in flags:
+        own = "--arch shufflenet_v2_x0_5 --output teacher --epochs 1"
+        train(*where, own).done()
+    train(*where, flags, "--output run --epochs 3").done()
+    kept = torch.load(train.cwd / "run/last.pt", weights_only=True)
+    net = tiny(CLASSES)
+    net.load_state_dict(kept["model"])
+    norm = net.get_submodule("1")
+    assert isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None
+    norm.reset_running_stats()
+    torch.manual_seed(0)
+    loader = DataLoader(read(data / "train"), 8, shuffle=True)
+    with torch.no_grad():
+        for _ in range(3):
+            for images, _ in loader:
+                net.train()(images)
+    (ours,) = (v for name, v in kept[state].items() if name.endswith("running_var"))
+    assert (ours / norm.running_var).mean() == pytest.approx(1, abs=0.05)
