@@ -8,7 +8,6 @@ The file may be the suite's table.md or a page that has such a table, whose firs
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -112,7 +111,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
     return exit_code("chart", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

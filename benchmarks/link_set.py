@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,7 +166,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
     return exit_code("link_set", work, ValueError)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ They are cut out of drawn textures, or of the images of a folder. Knows nothing 
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -117,7 +116,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.target, options.patches, options.count, options.seed, options.images
         ),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -261,7 +261,3 @@ def main(argv: list[str] | None = None) -> int:
         with (settings.output / "results.jsonl").open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     return int(not all(row.get("right") and "failed" not in row for row in rows))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -267,7 +267,3 @@ def main(argv: list[str]) -> int:
         print("published: interrupted; --output goes on", file=sys.stderr)
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import itertools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -174,7 +173,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table([Case(ranks=ranks, samples=samples, **given) for samples, ranks in pairs])
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ as it is.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -123,7 +122,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return make(
         "video_set", options.target, lambda: write(options.target, options.count, kind)
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
