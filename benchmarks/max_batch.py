@@ -50,6 +50,7 @@ from saturate.engine.precision import choose
 from saturate.report import hardware
 from saturate.run.trial import ending_on_signals, ran
 from saturate.settings.cli import FolderOrUrl
+from saturate.settings.model import Precision
 from saturate.settings.types import Share
 from saturate.tasks import architecture
 from saturate.tasks.classification import KIND
@@ -68,7 +69,7 @@ class MaxBatch(Common):
     """Classification architectures of torchvision.models."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py; auto = all that read files and run here."""
-    precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
+    precisions: tuple[Precision, ...] = ("auto",)
     """auto = fp16 on a GPU."""
     start: PositiveInt = 64
     """First batch that is tried; near the answer the search is short."""

@@ -45,6 +45,7 @@ from saturate.run.trial import (
 )
 from saturate.settings.cli import FolderOrUrl, one_of
 from saturate.settings.config import Config, parse
+from saturate.settings.model import Precision
 from saturate.tasks import TASKS, architecture, kind_named, kind_of
 
 BY_HAND = "by hand: "
@@ -108,7 +109,7 @@ class Train(Common):
     """Samples a rank and step. Default: train.py's."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py."""
-    precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
+    precisions: tuple[Precision, ...] = ("auto",)
     """auto = fp16 on a GPU."""
     recipes: tuple[
         Literal["plain", "augmented", "ema", "none", "mixed", "regularised"], ...

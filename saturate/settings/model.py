@@ -7,6 +7,8 @@ from typing import Literal
 from saturate.settings.cli import Settings
 from saturate.settings.types import CLASSIFIERS, Share, setting
 
+Precision = Literal["auto", "fp16", "bf16", "fp32"]
+
 
 class Model(Settings):
     """The model and its task."""
@@ -27,7 +29,7 @@ class Model(Settings):
     freeze: str | None = setting(None, evaluation="own")
     """Parameters that are not trained: those whose name this regular expression matches from its beginning,
     such as 'conv1|bn1|layer[123]'."""
-    precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
+    precision: Precision = "auto"
     """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 and
     bf16 compute by autocast from fp32 weights."""
     stochastic_depth: Share | None = setting(None, tasks=CLASSIFIERS, evaluation="free")
