@@ -34,7 +34,6 @@ from saturate.plan.augment import UNTOUCHED, Augment, Auto, Jitter
 from saturate.plan.clips import ClipPlan, ClipPolicy
 from saturate.plan.images import ImagePlan, ImagePolicy
 from saturate.settings.cli import one_of
-from saturate.settings.config import Config
 from saturate.tasks import TASKS, kind_named
 from saturate.tasks.classification import Classification
 from saturate.tasks.video import KIND, Video
@@ -93,7 +92,7 @@ def medium_of(task: str) -> Medium:
     Raises UserError for a task that is unknown, or whose samples have more than a label.
     """
     kind = kind_named(one_of("--task", task, TASKS))
-    if kind.content(Config()) != kind.medium:
+    if kind.content != kind.medium:
         raise UserError(
             f"--task {task}: this suite loads images or videos with a label alone"
         )

@@ -80,9 +80,10 @@ def test_a_loader_is_one_file_and_one_line(
     asked = f"""
 from benchmarks.loader import expanded
 from saturate.run._probes import loaders
+from saturate.run.build import may_open
 from saturate.settings.config import parse
 from saturate.tasks.classification import KIND
-print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),
+print(may_open(KIND, parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),
       "toy" in expanded("--loaders", ["auto"], 0))
 """
     assert ran(runner, tree, "-c", asked).split() == ["toy", "True", "True"]
