@@ -52,7 +52,7 @@ from saturate.report.reporter import Reporter  # noqa: E402
 from saturate.report.sinks import require_trackers  # noqa: E402
 from saturate.report.summary import describe, left_out, rejected  # noqa: E402
 from saturate.run import build  # noqa: E402
-from saturate.run.build import Assembly  # noqa: E402
+from saturate.run.build import Assembly, Resolved  # noqa: E402
 from saturate.run.predict import predict  # noqa: E402
 from saturate.settings import config as schema  # noqa: E402
 from saturate.settings.config import recipe  # noqa: E402
@@ -119,18 +119,9 @@ def train(
     run = start.config.run
     settings = build.resolve(start, world)
     require_trackers(run.log)
-    load = start.config.loading
-    name = f"{settings.arch}-{load.loader}-b{load.batch_size}"
-    # a new one is named by rank 0's clock
-    output = world.first(lambda: record.folder(run, resume.path, name=name))
+    output = world.first(lambda: folder_of(settings, resume))
     with ExitStack() as stack:
-        claim = record.claimed(
-            output,
-            resuming=resume.within(output),
-            # one that was ended before its first checkpoint
-            may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
-        )
-        world.first(lambda: stack.enter_context(claim))
+        claim(output, resume, world, stack)
         trained = start.trained_on(resume.of_data(world))
         settings, splits = build.open_data(settings, world, console, trained)
         TIMELINE.mark("data")
@@ -188,10 +179,28 @@ def train(
         )
         reporter.close()  # its files are uploaded, too
         checkpoints.finish(stopped=not finished)
-        stopped_by = None if finished else training.stopped_by()
-        if finished:
-            training.require_finite()
-        return exit_codes.of_run(stopped_by, lost_files=reporter.lost)
+        if not finished:
+            return exit_codes.of_signal(training.stopped_by())
+        training.require_finite()
+        return exit_codes.of_run(lost_files=reporter.lost)
+
+
+def folder_of(settings: Resolved, resume: Resume) -> Path:
+    """Return the folder of the run; a new one is named by the clock."""
+    load = settings.config.loading
+    name = f"{settings.arch}-{load.loader}-b{load.batch_size}"
+    return record.folder(settings.config.run, resume.path, name=name)
+
+
+def claim(output: Path, resume: Resume, world: ProcessWorld, stack: ExitStack) -> None:
+    """Hold the folder of the run until `stack` ends. Raises UserError."""
+    claimed = record.claimed(
+        output,
+        resuming=resume.within(output),
+        # one that was ended before its first checkpoint
+        may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
+    )
+    world.first(lambda: stack.enter_context(claimed))
 
 
 def step_of(assembly: Assembly, world: ProcessWorld) -> Step:

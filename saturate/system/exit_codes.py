@@ -56,13 +56,8 @@ def of_signal(number: int) -> int:
     return 128 + number
 
 
-def of_run(stopped_by: int | None, *, lost_files: bool) -> int:
-    """Return the exit code of a run that has ended without an error, or was `stopped_by` a signal.
-
-    `lost_files`: its storage has not taken all of its files.
-    """
-    if stopped_by is not None:
-        return of_signal(stopped_by)
+def of_run(*, lost_files: bool) -> int:
+    """Return the exit code of a run that has come to its end; `lost_files`: its storage has not taken all of them."""
     return MISTAKE if lost_files else DONE
 
 

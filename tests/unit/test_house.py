@@ -169,6 +169,36 @@ def test_every_folder_is_a_package() -> None:
     assert {path.parent for path in python()} - packages == {Path()}
 
 
+LONGEST = 80
+"""Lines of a function of the package, without its docstring."""
+
+
+def too_long(source: str) -> list[str]:
+    """The functions of a module that are longer, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            if ast.get_docstring(node, clean=False) is not None:
+                lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+            if lines > LONGEST:
+                found.append(f"{node.name} has {lines} lines")
+    return found
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    found = [
+        f"{path}: {line}"
+        for path in python()
+        if within(path).parts[0] not in ("benchmarks", "scripts", "tests")
+        for line in too_long((ROOT / path).read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+    said = 'def f():\n    """What it does."""\n'
+    assert too_long(said + (LONGEST - 1) * "    f()\n") == []
+    assert too_long(said + LONGEST * "    f()\n") == ["f has 81 lines"]
+
+
 def backwards(source: str) -> int:
     nodes = ast.walk(ast.parse(source))
     return sum(
