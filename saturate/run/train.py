@@ -102,6 +102,7 @@ class RunFacts:
 class Chosen:
     """How the steps of a run are launched, and which loader feeds them."""
 
+    step: Step
     graphs: graphed.Outcome
     choice: autotune.Choice
     loader: Loader | None  # None: to evaluate
@@ -143,7 +144,7 @@ def train(
         stack.callback(step.forget)
         explained = partial(memory.explained, assembly.plan.batch_size)
         with explained():
-            chosen = choose(assembly, step, resume, world, console, stack)
+            chosen = choose(assembly, step, resume, console, stack)
         TIMELINE.mark("loader")
         meter = Meter(
             world,
@@ -151,23 +152,21 @@ def train(
             synchronise=world.synchronise,
             stage_seconds=chosen.loader.stage_seconds if chosen.loader else None,
         )
-        reporter = reporter_of(assembly, chosen, meter, resume, world, console, output)
+        reporter = reporter_of(assembly, chosen, meter, resume, console, output)
         stack.callback(reporter.close)  # after an error too: what was said is kept
         profile = profiler(
             output, enabled=run.profile, rank=world.rank, warn=reporter.warn
         )
-        checkpoints = checkpoints_of(
-            assembly, chosen, step, resume, trained, output, upload
-        )
         training = training_of(
             assembly,
             chosen,
-            step,
-            checkpoints,
             reporter,
             meter=meter,
             profiler_step=stack.enter_context(profile),
             progress=resume.progress_in(output, world),
+            checkpoints=checkpoints_of(
+                assembly, chosen, resume, trained, output, upload
+            ),
         )
         with training.stop.listening(), explained():
             finished = training.validate() if run.evaluate else training.fit()
@@ -178,7 +177,7 @@ def train(
             loader=chosen.loader,
         )
         reporter.close()  # its files are uploaded, too
-        checkpoints.finish(stopped=not finished)
+        training.checkpoints.finish(stopped=not finished)
         if not finished:
             return exit_codes.of_signal(training.stopped_by())
         training.require_finite()
@@ -232,7 +231,6 @@ def choose(
     assembly: Assembly,
     step: Step,
     resume: Resume,
-    world: ProcessWorld,
     console: Console,
     stack: ExitStack,
 ) -> Chosen:
@@ -244,7 +242,7 @@ def choose(
     graphs = graphed.prepare(
         step,
         partial(first_batches, assembly.feed),
-        world,
+        step.world,
         False if evaluates else config.model.graphs,
         one_shape=settings.kind.graphs,
     )
@@ -264,7 +262,7 @@ def choose(
         samples=assembly.plan.global_batch_size,
         epoch=measured_under["epoch"],
         answers=autotune.Answers(
-            cache_folder(config.data.manifest_dir), measured_under, world
+            cache_folder(config.data.manifest_dir), measured_under, step.world
         ),
         before=resume.content.get("loader"),
         say=console.info,
@@ -273,12 +271,10 @@ def choose(
     loader = None
     if not evaluates:
         loader = stack.enter_context(open_loader(choice.loader, assembly.feed))
-    return Chosen(graphs=graphs, choice=choice, loader=loader)
+    return Chosen(step=step, graphs=graphs, choice=choice, loader=loader)
 
 
-def facts_of(
-    assembly: Assembly, chosen: Chosen, resume: Resume, world: ProcessWorld
-) -> RunFacts:
+def facts_of(assembly: Assembly, chosen: Chosen, resume: Resume) -> RunFacts:
     """Return what is known of a run before its first step."""
     settings = assembly.settings
     config, kind, plan = settings.config, settings.kind, assembly.plan
@@ -300,9 +296,9 @@ def facts_of(
         workers=settings.workers,
         rejected=rejected(assembly.splits),
         left_out=left_out(assembly.splits),
-        loaders=build.can_open(kind, config, gpu=world.device.type == "cuda"),
+        loaders=build.can_open(kind, config, gpu=settings.device.type == "cuda"),
         unit=kind.unit,
-        cores_a_rank=world.cores(),
+        cores_a_rank=chosen.step.world.cores(),
         accumulate=assembly.optimisation.accumulate,
         found={
             **chosen.choice.facts(),
@@ -319,14 +315,13 @@ def reporter_of(
     chosen: Chosen,
     meter: Meter,
     resume: Resume,
-    world: ProcessWorld,
     console: Console,
     output: Path,
 ) -> Reporter:
     """Begin to report a run: say what was chosen for it, and what is not as in its checkpoint."""
     settings = assembly.settings
-    config, start = settings.config, settings.start
-    facts = facts_of(assembly, chosen, resume, world)
+    config, start, world = settings.config, settings.start, chosen.step.world
+    facts = facts_of(assembly, chosen, resume)
     reporter = Reporter(
         output,
         world=world,
@@ -363,7 +358,6 @@ def reporter_of(
 def checkpoints_of(
     assembly: Assembly,
     chosen: Chosen,
-    step: Step,
     resume: Resume,
     trained: Trained | None,
     output: Path,
@@ -372,20 +366,18 @@ def checkpoints_of(
     """Return the checkpoints of a run."""
     settings = assembly.settings
     run = settings.config.run
+    used = settings.start.kept(
+        settings.kind, assembly.val_plan, settings.pixels, size=settings.native.size
+    )
     return Checkpoints(
         folder=output,
-        world=step.world,
+        world=chosen.step.world,
         module=assembly.module,
-        step=step,
+        step=chosen.step,
         about={
             **assembly.identity.kept(),
             "loader": chosen.choice.loader,
-            **settings.start.kept(
-                settings.kind,
-                assembly.val_plan,
-                settings.pixels,
-                size=settings.native.size,
-            ),
+            **used,
             **sketched(assembly.splits["train"].columns, trained),
         },
         keep=run.keep,
@@ -398,9 +390,9 @@ def checkpoints_of(
 def training_of(
     assembly: Assembly,
     chosen: Chosen,
-    step: Step,
-    checkpoints: Checkpoints,
     reporter: Reporter,
+    *,
+    checkpoints: Checkpoints,
     **more: Any,
 ) -> Training:
     """Return the loop of a run."""
@@ -420,7 +412,7 @@ def training_of(
     }
     open_validation = partial(open_loader, chosen.choice.loader, assembly.val_feed)
     validation = Validation(
-        world=step.world,
+        world=chosen.step.world,
         task=assembly.val_task,
         best=kind.figures[0],
         precision=settings.precision,
@@ -432,10 +424,10 @@ def training_of(
         of_average=settings.start.of_average,
     )
     return Training(
-        world=step.world,
+        world=chosen.step.world,
         plan=assembly.plan,
         loader=chosen.loader,
-        step=step,
+        step=chosen.step,
         validation=validation,
         checkpoints=checkpoints,
         failures=failures["train"],

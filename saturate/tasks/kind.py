@@ -60,14 +60,14 @@ class Opening:
     data: Data
     loader: str
     console: Console
-    read_delay_s: float = 0.0
-    read_threads: int | None = None
-    evaluate: bool = False
-    validates: bool = True
+    read_delay_s: float
+    read_threads: int | None
+    evaluate: bool
+    validates: bool
     # to evaluate a network with these classes, which the columns then have
-    model: ModelClasses | None = None
+    model: ModelClasses | None
     # what a checkpoint was trained on, whose --val-share stays
-    trained: Trained | None = None
+    trained: Trained | None
 
     @classmethod
     def of(
@@ -93,18 +93,8 @@ class Opening:
 
     def splits(self, content: Content) -> dict[str, Split]:
         """Open {"train": ..., "val": ...}. Raises UserError."""
-        return open_splits(
-            self.data,
-            content=content,
-            loader=self.loader,
-            read_delay_s=self.read_delay_s,
-            read_threads=self.read_threads,
-            evaluate=self.evaluate,
-            validates=self.validates,
-            model=self.model,
-            trained=self.trained,
-            console=self.console,
-        )
+        how = {name: value for name, value in vars(self).items() if name != "data"}
+        return open_splits(self.data, content=content, **how)
 
 
 @dataclass(frozen=True)

@@ -175,14 +175,17 @@ LONGEST = 80
 
 def too_long(source: str) -> list[str]:
     """The functions of a module that are longer, with their lines."""
+
+    def lines(node: ast.stmt) -> int:
+        return (node.end_lineno or node.lineno) - node.lineno + 1
+
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = node.end_lineno - node.lineno + 1
-            if ast.get_docstring(node, clean=False) is not None:
-                lines -= node.body[0].end_lineno - node.body[0].lineno + 1
-            if lines > LONGEST:
-                found.append(f"{node.name} has {lines} lines")
+            has_docstring = ast.get_docstring(node, clean=False) is not None
+            count = lines(node) - (lines(node.body[0]) if has_docstring else 0)
+            if count > LONGEST:
+                found.append(f"{node.name} has {count} lines")
     return found
 
 
