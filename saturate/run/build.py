@@ -26,8 +26,8 @@ from saturate.settings.cli import one_of
 from saturate.settings.config import Config
 from saturate.settings.optimisation import Optimisation
 from saturate.tasks import architecture, kind_of
-from saturate.tasks._distillation import Distilled, read_teacher
 from saturate.tasks.batching import Batching
+from saturate.tasks.distillation import Distilled, read_teacher
 from saturate.tasks.initial_state import Start
 from saturate.tasks.kind import Opening, TaskKind
 
