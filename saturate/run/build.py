@@ -255,6 +255,13 @@ def build(
     )
 
 
+def training_feed(settings: Resolved, data: Split) -> Feed:
+    """Return what a loader is opened with to train on a split, without a network. Raises UserError."""
+    splits = {"train": data, "val": data}
+    plans = settings.kind.plans(splits, settings.native, settings.batching)
+    return _feeds(settings, splits, plans, settings.kind.tasks(splits, 0.0))[0]
+
+
 def _placed(module: nn.Module, plan: Plan, device: torch.device) -> nn.Module:
     layout = memory.CHANNELS_LAST[1 + len(plan.sample_shape)]
     return module.to(device).to(memory_format=layout)

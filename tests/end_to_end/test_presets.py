@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from saturate.contracts import Feed
 from saturate.dataset.synthetic import synthetic
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.schedules import learning_rate, settled
 from saturate.loaders import open_loader
 from saturate.models import AUXILIARY_WEIGHTS
-from saturate.run.build import resolve
+from saturate.run.build import resolve, training_feed
 from saturate.settings.config import parse, read_preset, recipe
 from saturate.tasks import architecture, kind_of
 from saturate.tasks.initial_state import Start
@@ -95,15 +94,7 @@ def test_two_steps(name: str) -> None:
     settings, _ = settled(config.optimisation, plan.samples, plan.global_batch_size)
     step = composed(module.train(), tasks[0], settings)
     before = [parameter.detach().clone() for parameter in module.parameters()]
-    feed = Feed(
-        plan=plan,
-        source=sets["train"].source,
-        columns=sets["train"].columns,
-        targets=tasks[0].targets,
-        pixels=resolved.pixels,
-        device=CPU,
-        workers=0,
-    )
+    feed = training_feed(resolved, sets["train"])
     with open_loader("synthetic", feed) as loader:
         batches = loader.batches(0, 0)
         for at in range(2):
