@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -74,31 +73,6 @@ TIMELINE.mark("imports")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What is known of a run before its first step, for its summary."""
-
-    arch: str
-    precision: str
-    image_size: int
-    workers: int
-    rejected: bytes  # lines of rejected.txt
-    left_out: Mapping[str, Any]
-    loaders: Sequence[str]  # that can run here
-    unit: str
-    cores_a_rank: float
-    accumulate: int
-    # of the loader's choice, the graphs, the task's data and the epochs
-    found: Mapping[str, Any]
-    # what the run leaves out or changes of what was asked for, by title
-    messages: Mapping[str, str]
-
-    def described(self) -> dict[str, Any]:
-        """Return all but the messages, by the keys of a summary."""
-        own = {n: v for n, v in vars(self).items() if n not in ("found", "messages")}
-        return {**own, **self.found}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Chosen:
     """How the steps of a run are launched, and which loader feeds them."""
 
@@ -106,6 +80,57 @@ class Chosen:
     graphs: graphed.Outcome
     choice: autotune.Choice
     loader: Loader | None  # None: to evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What is known of a run before its first step."""
+
+    assembly: Assembly
+    chosen: Chosen
+    resumed: bool
+
+    def described(self) -> dict[str, Any]:
+        """Return it by the keys of a summary."""
+        settings, plan = self.assembly.settings, self.assembly.plan
+        kind = settings.kind
+        return {
+            "arch": settings.arch,
+            "precision": settings.precision,
+            "image_size": settings.native.size,
+            "workers": settings.workers,
+            "rejected": rejected(self.assembly.splits),
+            "left_out": left_out(self.assembly.splits),
+            "loaders": build.can_open(
+                kind, settings.config, gpu=settings.device.type == "cuda"
+            ),
+            "unit": kind.unit,
+            "cores_a_rank": self.chosen.step.world.cores(),
+            "accumulate": settings.batching.accumulate,
+            **self.chosen.choice.facts(),
+            **self.chosen.graphs.facts(),
+            **kind.facts(plan),
+            **schedules.facts(plan),
+        }
+
+    def messages(self) -> dict[str, str]:
+        """Return by title what the run leaves out, or does otherwise than it was asked to."""
+        settings = self.assembly.settings
+        config = settings.config
+        found = {"loaders": self.chosen.choice.message(settings.kind.unit)}
+        if config.run.evaluate:
+            return found
+        return {
+            **found,
+            "weights": settings.start.weights_message(resumed=self.resumed),
+            **schedules.limits(
+                self.assembly.plan,
+                self.assembly.optimisation,
+                asked=settings.batching.size,
+                repeats=config.augmentation.repeats,
+                val_every=config.run.val_every if config.data.data else 0,
+            ),
+        }
 
 
 def train(
@@ -274,42 +299,6 @@ def choose(
     return Chosen(step=step, graphs=graphs, choice=choice, loader=loader)
 
 
-def facts_of(assembly: Assembly, chosen: Chosen, resume: Resume) -> RunFacts:
-    """Return what is known of a run before its first step."""
-    settings = assembly.settings
-    config, kind, plan = settings.config, settings.kind, assembly.plan
-    messages = {"loaders": chosen.choice.message(kind.unit)}
-    if not config.run.evaluate:
-        resumed = bool(resume.content)
-        messages["weights"] = settings.start.weights_message(resumed=resumed)
-        messages |= schedules.limits(
-            plan,
-            assembly.optimisation,
-            asked=settings.batching.size,
-            repeats=config.augmentation.repeats,
-            val_every=config.run.val_every if config.data.data else 0,
-        )
-    return RunFacts(
-        arch=settings.arch,
-        precision=settings.precision,
-        image_size=settings.native.size,
-        workers=settings.workers,
-        rejected=rejected(assembly.splits),
-        left_out=left_out(assembly.splits),
-        loaders=build.can_open(kind, config, gpu=settings.device.type == "cuda"),
-        unit=kind.unit,
-        cores_a_rank=chosen.step.world.cores(),
-        accumulate=assembly.optimisation.accumulate,
-        found={
-            **chosen.choice.facts(),
-            **chosen.graphs.facts(),
-            **kind.facts(plan),
-            **schedules.facts(plan),
-        },
-        messages=messages,
-    )
-
-
 def reporter_of(
     assembly: Assembly,
     chosen: Chosen,
@@ -321,7 +310,7 @@ def reporter_of(
     """Begin to report a run: say what was chosen for it, and what is not as in its checkpoint."""
     settings = assembly.settings
     config, start, world = settings.config, settings.start, chosen.step.world
-    facts = facts_of(assembly, chosen, resume)
+    facts = RunFacts(assembly=assembly, chosen=chosen, resumed=bool(resume.content))
     reporter = Reporter(
         output,
         world=world,
@@ -330,7 +319,7 @@ def reporter_of(
         description=describe(
             config,
             facts.described(),
-            limits=facts.messages,
+            limits=facts.messages(),
             loader=chosen.loader,
             world=world,
             cores=cores(),

@@ -7,8 +7,9 @@
     2        MISTAKE     contracts.UserError: a mistake of the user, or a limit of the machine; models.Unusable;
                          Checkpoints.finish, whose last checkpoint cannot be written or uploaded; Reporter.lost, a
                          file of the run that its storage has not taken; an OSError of a file; a command line that
-                         a program's Parser refuses; too low a limit, or a missing package (settings/preflight.py);
-                         a rank that never came (engine/unkillable.py)
+                         a program's Parser refuses, or a command that there is not (saturate/__main__.py); too
+                         low a limit, or a missing package (settings/preflight.py); a rank that never came
+                         (engine/unkillable.py)
     3        NOT_FINITE  contracts.NotFinite: a loss (engine/loss_log.py), a weight or a state that was to be saved
                          (engine/checkpoint.py), or an output in an evaluation (Training.require_finite)
     128 + N  of_signal   signal N has asked the run to stop (Training.stopped_by, predict, engine/watch.py): 143 for
@@ -17,7 +18,7 @@
 What a rank ends with is handed on by scripts/entry_point.py; docs/cluster.md says what a scheduler does with it. The
 doctor's 1 is its verdict, and export's that the file computes something else: neither ends a run.
 
-This file imports nothing, since it is asked before the first large import.
+At its top this file imports nothing large, since it is asked before the first large import.
 """
 
 from __future__ import annotations
