@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from itertools import chain, islice, repeat
@@ -25,19 +25,19 @@ from torch.utils.data import DataLoader
 
 from benchmarks._suite import Point
 from benchmarks.baselines import augmentations, dali, nvdec, pytorch
-from saturate.contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
+from saturate.contracts import Array, Feed, FileSource, Split, UserError, World
 from saturate.dataset.open import cache_folder, list_of, open_split
 from saturate.dataset.stores.folder import Folder
+from saturate.engine.distributed import ProcessWorld
 from saturate.loaders import Medium, open_loader, usable
 from saturate.loaders.images.decoders import READERS
-from saturate.plan.augment import UNTOUCHED, Augment, Auto, Jitter
-from saturate.plan.clips import ClipPlan, ClipPolicy
-from saturate.plan.images import ImagePlan, ImagePolicy
+from saturate.plan.clips import ClipPlan
+from saturate.run.build import resolve, training_feed
+from saturate.settings import config as schema
 from saturate.settings.cli import one_of
-from saturate.settings.config import Config
 from saturate.tasks import TASKS, kind_named
-from saturate.tasks.classification import Classification
-from saturate.tasks.video import KIND, Video
+from saturate.tasks.initial_state import Start
+from saturate.tasks.video import KIND
 
 Decode = Callable[[bytes], Array]
 Epochs = Callable[[int], Iterator[int]]
@@ -46,12 +46,12 @@ Figures = Callable[[float], dict[str, Any]]
 """samples a second -> the figures that only clips have."""
 
 
-AUGMENTS = {
-    "": UNTOUCHED,
-    "randaugment": Augment((Auto(auto_augment="randaugment"),)),
-    "jitter": Augment((Jitter(color_jitter=0.4),)),
+AUGMENTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "randaugment": {"auto_augment": "randaugment"},
+    "jitter": {"color_jitter": 0.4},
 }
-"""What is done to the pixels of images, beside a flip of every second one."""
+"""--augment -> settings of train.py; beside one of them every second image is flipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def medium_of(task: str) -> Medium:
     Raises UserError for a task that is unknown, or whose samples have more than a label.
     """
     kind = kind_named(one_of("--task", task, TASKS))
-    if kind.content(Config()) != kind.medium:
+    if kind.content != kind.medium:
         raise UserError(
             f"--task {task}: this suite loads images or videos with a label alone"
         )
@@ -148,76 +148,64 @@ def expanded(
 # --- our loaders ------------------------------------------------------------------------------------------------
 
 
-def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
-    """Plan the images, or one random clip of each video, in a drawn order. Raises UserError where it has no
-    whole batch.
-    """
+def settings_of(asked: Asked, columns: Any) -> dict[str, Any]:
+    """Return the settings of train.py with which a run loads what is asked for."""
     side = pytorch.shorter_side(asked.image_size)
+    common = {
+        "image_size": asked.image_size,
+        "batch_size": asked.batch_size,
+        "reader": asked.reader,
+        "precision": "fp16" if torch.cuda.is_available() else "fp32",
+    }
     if asked.medium == "images":
-        policy = ImagePolicy(
-            window=cast(Any, asked.window),
-            image_size=asked.image_size,
-            resize=side,
-            flip=0.5 if asked.augment else asked.flip,
-            augment=AUGMENTS[asked.augment],
-        )
-        plan: ImagePlan | ClipPlan = ImagePlan(
-            columns,
-            policy,
-            seed=0,
-            batch_size=asked.batch_size,
-            world_size=world.size,
-            rank=world.rank,
-        )
-    else:
-        longest = -(-int(columns.frames.max()) // asked.clip_stride)
-        plan = ClipPlan(
-            columns=columns,
-            policy=ClipPolicy(
-                frames=asked.clip_frames or longest,
-                stride=asked.clip_stride,
-                image_size=asked.image_size,
-                shorter=(side, side),
-                resize=side,
-            ),
-            seed=0,
-            batch_size=asked.batch_size,
-            training=True,
-            world_size=world.size,
-            rank=world.rank,
-        )
-    if len(columns) < (wanted := (asked.batches or 0) * plan.global_batch_size):
+        return {
+            **common,
+            "train_window": asked.window,
+            "val_resize": side,
+            "flip": 0.5 if asked.augment else asked.flip,
+            **AUGMENTS[asked.augment],
+        }
+    longest = -(-int(columns.frames.max()) // asked.clip_stride)
+    return {
+        **common,
+        "task": "video",
+        "flip": 0.0,
+        "clip_frames": asked.clip_frames or longest,
+        "clip_stride": asked.clip_stride,
+        "short_side": (side, side),
+    }
+
+
+def feed_of(asked: Asked, name: str, data: Split, world: ProcessWorld) -> Feed:
+    """Return the Feed that a loader of ours is opened with: images, or one random clip of each video, in a drawn
+    order. Raises UserError where the data has no whole batch.
+    """
+    columns = data.columns
+    of_dali = asked.threads and name in ("dali-cpu", "dali-gpu")
+    sizes = {
+        "workers": asked.threads if of_dali else asked.workers,
+        # as it is given, however few batches there are
+        "global_batch_size": asked.batch_size * world.size,
+    }
+    config = schema.build({**settings_of(asked, columns), **sizes})
+    start = Start.of(config, (), {}, path=None, origin="")
+    source = Folder(columns, asked.delay_s) if asked.delay_s else data.source
+    feed = training_feed(resolve(start, world), replace(data, source=source))
+    wanted = (asked.batches or 0) * feed.plan.global_batch_size
+    if len(columns) < wanted:
         raise UserError(
             f"--data has {len(columns)} files and {wanted} are asked for; `benchmarks link-set` makes more of few"
         )
-    plan.require_a_step()
-    return plan
-
-
-def feed_of(asked: Asked, name: str, data: Split, world: World) -> Feed:
-    """Return the Feed that a loader of ours is opened with. Raises UserError."""
-    columns = data.columns
-    task = Classification if asked.medium == "images" else Video
-    of_dali = asked.threads and name in ("dali-cpu", "dali-gpu")
-    return Feed(
-        plan=plan_of(asked, columns, world),
-        source=Folder(columns, asked.delay_s) if asked.delay_s else data.source,
-        columns=columns,
-        targets=task(columns.label).targets,
-        device=world.device,
-        workers=asked.threads if of_dali else asked.workers,
-        threads=asked.threads,
-        pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
-        reader=asked.reader,
-    )
+    return replace(feed, threads=asked.threads)
 
 
 @contextmanager
 def opened(
-    asked: Asked, name: str, data: Split, world: World
+    asked: Asked, name: str, data: Split, world: ProcessWorld
 ) -> Iterator[tuple[Epochs, Figures]]:
     """Open a loader, or a loop by hand, that is ready to give this rank's batches. Raises UserError."""
-    plan = plan_of(asked, data.columns, world)
+    feed = feed_of(asked, name, data, world)
+    plan = feed.plan
     frames = 0.0
     if isinstance(plan, ClipPlan):
         # different frames of a clip: a video that ends before its clip shows its last frame again
@@ -232,7 +220,7 @@ def opened(
         with ExitStack() as stack:
             yield loop(Loop(asked, name, data, world, plan, stack)), of_clips
         return
-    with open_loader(name, feed_of(asked, name, data, world)) as loader:
+    with open_loader(name, feed) as loader:
         # the last --steps batches of an epoch, or all
         left_out = max(plan.steps() - asked.batches, 0) if asked.batches else 0
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from saturate.contracts import UserError
-from saturate.run.program import Parser, exit_code
+from saturate.run.program import Parser
+from saturate.system.exit_codes import of_program
 
 COLOURS = {
     "dali-gpu": "#0072b2",
@@ -110,4 +111,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draw(rows_of(options.table.read_text(encoding="utf-8")), options.output)
         return 0
 
-    return exit_code("chart", run)
+    return of_program("chart", run)

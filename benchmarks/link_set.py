@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from saturate.run.folders import filled
-from saturate.run.program import Parser, exit_code
+from saturate.run.program import Parser
+from saturate.system.exit_codes import of_program
 from saturate.system.user_files import read_text
 
 KINDS = ("instances", "person_keypoints")
@@ -165,4 +166,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.target}: {options.count} links to {linked} files")
         return 0
 
-    return exit_code("link_set", work, ValueError)
+    return of_program("link_set", work, ValueError)

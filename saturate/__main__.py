@@ -6,6 +6,8 @@ import difflib
 import sys
 from importlib import import_module
 
+from saturate.system.exit_codes import MISTAKE
+
 COMMANDS = {
     "train": "trains a network, or with --evaluate validates one",
     "predict": "says what a trained network says of files",
@@ -39,7 +41,7 @@ def main() -> int:
         print(
             f"saturate: no command {name!r}; {asked}There are {known}", file=sys.stderr
         )
-        return 2
+        return MISTAKE
     if name == "predict":
         name, words = "train", ["--predict", *words]
     sys.argv[1:] = words

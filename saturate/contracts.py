@@ -85,6 +85,10 @@ class UserError(Exception):
         return "\n".join([first, *map(one_line, answers)])
 
 
+class PeerLost(UserError):
+    """Another rank has ended or does not answer: a new attempt may go on with `--resume auto`. Exit code 1."""
+
+
 class FaultyPlan(ValueError):
     """A plan has drawn rows that no loader can follow, an error of its code; says plan, field and row."""
 
@@ -486,7 +490,6 @@ class Figure:
     # in the console's line after a validation
     said: Literal["always", "unless zero", "never"] = "always"
     chart: str = ""  # of TensorBoard's CUSTOM SCALARS page: figures with the same one share it; "" = none
-    compared: bool = False  # is a column of TensorBoard's HPARAMS page
     larger_is_better: bool = True  # asked of the figure that picks best.pt
 
 

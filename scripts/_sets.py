@@ -15,7 +15,8 @@ import numpy as np
 from rich.progress import track
 
 from saturate.run.folders import whole
-from saturate.run.program import Parser, exit_code
+from saturate.run.program import Parser
+from saturate.system.exit_codes import of_program
 from saturate.system.processes import results
 
 Key = tuple[int, int, int]
@@ -152,4 +153,4 @@ def make(name: str, dest: Path, write: Callable[[], bool]) -> int:
         print(f"{dest}: {'made' if write() else 'already there'}")
         return 0
 
-    return exit_code(name, work, ValueError)
+    return of_program(name, work, ValueError)

@@ -114,15 +114,7 @@ def build(
             antialias=antialiased,
         )
         if not feed.plan.filled:
-            corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
-            canvas = fn.external_source(name="canvases", dtype=types.INT32, ndim=1)
-            image = fn.slice(
-                image,
-                start=corner,
-                shape=canvas,
-                axes=[0, 1],
-                out_of_bounds_policy="pad",
-            )
+            image = _on_canvas(image)
         if device is not None and dali_normalises(feed.plan):
             pixels = feed.pixels
             image = fn.crop_mirror_normalize(
@@ -136,6 +128,18 @@ def build(
         pipeline.set_outputs(image, data.shape())
     pipeline.build()
     return pipeline
+
+
+def _on_canvas(image: Any) -> Any:
+    """Return images at their places on their canvases."""
+    dali = import_dali()
+    corner, canvas = (
+        dali.fn.external_source(name=name, dtype=dali.types.INT32, ndim=1)
+        for name in ("corners", "canvases")
+    )
+    return dali.fn.slice(
+        image, start=corner, shape=canvas, axes=[0, 1], out_of_bounds_policy="pad"
+    )
 
 
 def dali_normalises(plan: Plan) -> bool:

@@ -60,15 +60,15 @@ class Choice:
     measured: Measured = field(default_factory=dict)
     seconds: float = 0.0  # that measuring took in this run
 
-    def told(self, unit: str) -> str:
+    def message(self, unit: str) -> str:
         """Say what was measured of each loader, of the chosen one first; "" where nothing was."""
         if not self.measured:
             return ""
         names = sorted(self.measured, key=lambda name: name != self.loader)
         ran = {name: _line(self.measured[name]) for name in names}
         rates = {n: its["rate"] for n, its in self.measured.items() if "rate" in its}
-        told = ", ".join(f"{name} {ran.pop(name)}" for name in names if name in rates)
-        parts = [f"{told} {unit} with the step"]
+        first = ", ".join(f"{name} {ran.pop(name)}" for name in names if name in rates)
+        parts = [f"{first} {unit} with the step"]
         if rates[self.loader] < max(rates.values()):
             parts.append(f"rates within {ALIKE:.0%} count as equal")
         return "; ".join([*parts, *(f"{name} {why}" for name, why in ran.items())])
@@ -129,7 +129,7 @@ class Answers:
             answer = Choice(
                 loader=kept["loader"], how="kept", measured=kept["measured"]
             )
-            answer.told("")  # raises where a figure is missing, or is none
+            answer.message("")  # raises where a figure is missing, or is none
             return answer
         return None
 

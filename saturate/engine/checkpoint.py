@@ -653,7 +653,7 @@ class Resume:
         *,
         task: str,
         arch: str,
-        classes: tuple[str, ...],
+        classes: Sequence[str],
         manifest: str,
         config: Mapping[str, Any],
         world: ProcessWorld,

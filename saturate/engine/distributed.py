@@ -40,11 +40,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from saturate.contracts import UserError, one_line
+from saturate.contracts import PeerLost, UserError, one_line
 from saturate.engine import slurm, unkillable
-from saturate.engine.ranks import PeerLost, Peers, is_gone
+from saturate.engine.ranks import Peers, is_lost_peer
 from saturate.engine.stop import say
-from saturate.system import limits
+from saturate.system import exit_codes, limits
 from saturate.system.resources import cores
 
 Answer = TypeVar("Answer")
@@ -244,7 +244,7 @@ class ProcessWorld:
     def _leave(self, lost: str) -> None:
         """End this process in mid-step, after one line that says which rank is lost."""
         say(f"{self.named} cannot go on: {lost}; go on with --resume auto")
-        os._exit(1)
+        os._exit(exit_codes.FAILED)
 
     def workers(self, asked: int | None) -> int:
         """Return how many workers this rank starts: as asked, or as many as default_workers has.
@@ -310,7 +310,7 @@ class ProcessWorld:
             self.barrier()
             self._peers.end()
         except RuntimeError as error:
-            if is_gone(error):
+            if is_lost_peer(error):
                 unkillable.another_has_ended()
                 # it beats meanwhile: others look for the rank that is lost, too
                 why = f"{self.blame()}; its own line or the system's log says why"

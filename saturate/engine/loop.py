@@ -29,13 +29,14 @@ from saturate.engine.checkpoint import Checkpoints, Progress
 from saturate.engine.distributed import ProcessWorld, Vote, leave, leave_within
 from saturate.engine.failures import Failures, never_blank
 from saturate.engine.loss_log import LossLog
-from saturate.engine.ranks import is_gone
+from saturate.engine.ranks import is_lost_peer
 from saturate.engine.step import Step
 from saturate.engine.stop import Asked, StopRequest, say_after_torchrun
 from saturate.engine.validation import Validation
 from saturate.engine.watch import Watch, WatchedLoader
 from saturate.settings.optimisation import Optimisation
 from saturate.settings.run import Run
+from saturate.system import exit_codes
 
 CLOSING_S = 4.0
 """Seconds that closing may take in a run that was asked to stop: a thread may hang in a read."""
@@ -86,14 +87,14 @@ class Training:
         self._next_epochs_batches: Iterator[Batch] | None = None
         # the batch and the epoch that ceilings were measured with, once they were measured
         self._ceiling_inputs: tuple[Batch, int] | None = None
-        # where this part of the epoch began
-        self._part_began = self.progress
+        # where this epoch, or the part of it that is trained, began
+        self._epoch_start = self.progress
         self._failed_in_epoch: set[int] = set()
         self.failures.ids.update(self.progress.failed)
         self._trained_on: list[np.ndarray] = []  # ids of each batch in the open window
         self._has_measured = False  # this rank's rate, for --seconds
         self._time_is_up = False  # all ranks agreed that --seconds is reached
-        self._is_torn = False  # the run was ended within a step
+        self._stopped_mid_step = False  # the run was ended within a step
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -110,11 +111,11 @@ class Training:
                     self.validation.settle(self.progress)
                 raise
             except RuntimeError as error:
-                if is_gone(error):
+                if is_lost_peer(error):
                     self.checkpoints.wait()
                     self.checkpoints.say_where()
-                if is_gone(error) and self.stop():
-                    leave(128 + (self.stop.signal or 0))
+                if is_lost_peer(error) and self.stop():
+                    leave(exit_codes.of_signal(self.stop.signal or 0))
                 raise
             finally:
                 self.checkpoints.wait()
@@ -127,24 +128,25 @@ class Training:
                 self.validation.settle(self.progress)
         return passed
 
-    def exit_code(self, finished: bool) -> int:
-        """Return the exit code of what `fit` or `validate` has returned. Every rank calls it.
+    def stopped_by(self) -> int:
+        """Say where a run that a signal has ended goes on, and return the signal. Every rank calls it.
 
-        Raises NotFinite where an evaluation's outputs were no numbers.
+        The process ends within CLOSING_S, whatever closing waits for.
         """
-        if not finished:
-            remedy = self.checkpoints.where if self.loader else "run it again"
-            line = f"stopped at step {self.progress.step}; {remedy}"
-            self.report.info(line)
-            if self.world.rank == 0 and self.stop.signal == signal.SIGINT:
-                say_after_torchrun(line)
-            code = 128 + max(self.world.gather(self.stop.signal or 0))
-            leave_within(CLOSING_S, code)
-            return code
+        remedy = self.checkpoints.where if self.loader else "run it again"
+        line = f"stopped at step {self.progress.step}; {remedy}"
+        self.report.info(line)
+        if self.world.rank == 0 and self.stop.signal == signal.SIGINT:
+            say_after_torchrun(line)
+        number: int = max(self.world.gather(self.stop.signal or 0))
+        leave_within(CLOSING_S, exit_codes.of_signal(number))
+        return number
+
+    def require_finite(self) -> None:
+        """Raise NotFinite where an evaluation's outputs were no numbers."""
         if self.run.evaluate and self.validation.not_finite:
             count = counted(self.validation.not_finite, "sample")
             raise NotFinite(f"--evaluate: the output is no number for {count}")
-        return 0
 
     def _fit(self) -> bool:
         trains = self.progress.epoch < self.optimisation.epochs and not self._enough()
@@ -211,13 +213,43 @@ class Training:
         steps = self.plan.steps(progress.consumed)
         if steps == 0:
             return True
+        batches = self._begin_epoch()
+        # without the tail, where that is no step
+        trained = min(
+            progress.consumed + steps * self.plan.global_batch_size, self.plan.samples
+        )
+        bar = self.report.epoch(
+            progress.epoch, self.optimisation.epochs, trained, progress.consumed
+        )
+        with bar, self.watch.steps():
+            stopped, ended, pending = self._take_steps(batches, steps)
+            last = self.vote.drain()  # an epoch may be one step long
+            self._time_is_up |= last["enough"]
+            # Drop a pending save request: the epoch's end saves, else _save_due asks again.
+            self._save_is_asked_for = False
+            self._report_window(pending)
+            stopped |= last["stop"]
+            if not (ended or stopped) and self._begin_next_epoch():
+                # the clocks go on: what is read while a checkpoint is written is not for nothing
+                self._log()
+                self._report_window(self._closed(self.meter.point()))
+            else:
+                self._pause()
+        if isinstance(ended, UserError):
+            self._save_whole()
+            raise ended
+        return not (stopped or ended)
+
+    def _begin_epoch(self) -> Iterator[Batch]:
+        """Return the batches of the rest of an epoch, and start the clocks."""
+        progress = self.progress
         assert self.loader is not None
         ahead = self._next_epochs_batches
         self._next_epochs_batches = None
         begun = ahead or self.loader.batches(progress.epoch, progress.consumed)
         batches = self._remembering(never_blank(self.watch.batches(self.loader, begun)))
         self._failed_in_epoch = set()
-        self._part_began = replace(progress)
+        self._epoch_start = replace(progress)
         self.checkpoints.module.train()
         if progress.epoch in self.plan.first_epochs[1:]:
             self.meter.begin_anew()  # larger images than before
@@ -227,86 +259,70 @@ class Training:
             self.meter.goes_on(progress.epoch)
         else:
             self._start_clocks()
-        # without the tail, where that is no step
-        trained = min(
-            progress.consumed + steps * self.plan.global_batch_size, self.plan.samples
-        )
-        bar = self.report.epoch(
-            progress.epoch, self.optimisation.epochs, trained, progress.consumed
-        )
-        with bar, self.watch.steps():
-            closed: ClosedWindow | None = None
-            stopped = False
-            ended: Exception | None = None
-            epoch_steps = self.plan.steps(0)
-            for left in range(steps, 0, -1):
-                # steps are counted, not samples: those of a dropped tail are never trained on
-                lr = schedules.learning_rate(
-                    progress.epoch + (epoch_steps - left) / epoch_steps,
-                    self.optimisation,
+        return batches
+
+    def _take_steps(
+        self, batches: Iterator[Batch], steps: int
+    ) -> tuple[bool, Exception | None, ClosedWindow | None]:
+        """Take the steps of an epoch; return whether a signal has stopped them, the error of this rank that has ended
+        them, and the window that is still to be reported.
+        """
+        progress = self.progress
+        pending: ClosedWindow | None = None
+        epoch_steps = self.plan.steps(0)
+        for left in range(steps, 0, -1):
+            # steps are counted, not samples: those of a dropped tail are never trained on
+            lr = schedules.learning_rate(
+                progress.epoch + (epoch_steps - left) / epoch_steps, self.optimisation
+            )
+            logging = (progress.step + 1) % self.run.log_every == 0
+            self._batches = []
+            try:
+                outcome = self.step(
+                    batches,
+                    lr=lr,
+                    epoch=progress.epoch,
+                    position=progress.consumed,
+                    want_norm=logging,
                 )
-                logging = (progress.step + 1) % self.run.log_every == 0
-                self._batches = []
-                try:
-                    outcome = self.step(
-                        batches,
-                        lr=lr,
-                        epoch=progress.epoch,
-                        position=progress.consumed,
-                        want_norm=logging,
-                    )
-                # asked to stop in a wait, or a file of the data is gone, or a worker
-                except (Asked, UserError) as error:
-                    if self.world.size > 1:
-                        raise
-                    # a part of an --accumulate step has moved the running statistics
-                    self._is_torn = bool(self._batches)
-                    ended = error
-                    break
-                self._count(outcome, lr)
-                decided = self._vote()
-                # all but the last two steps: the host must not wait for the one it has just launched
-                if logging or self._losses.full():
-                    self._log(everything=False)
-                # the window closed one step before: the device has something to do meanwhile now
-                self._tell_window(closed)
-                closed = self._closed(self.meter.point()) if decided["window"] else None
-                stopped = decided["stop"]
-                if stopped or self._enough():
-                    break
-                every = self.run.save_every_steps
-                # every rank counts steps, and no vote is needed; behind the last one the epoch's end saves
-                by_steps = (
-                    every > 0 and left > 1 and self.progress.step % every == 0
-                ) and not self.validation.unsettled
-                if decided["save"] or by_steps:
-                    self._pause()
-                    self.save()
-                    self._start_clocks()
-                # beside a validation whose figures are not there a snapshot would lose them
-                elif (
-                    self.run.unkillable
-                    and self.progress.step % self.run.unkillable == 0
-                    and not self.validation.unsettled
-                ):
-                    self._pause()
-                    self.checkpoints.into_memory(self.progress)
-                    self._start_clocks()
-            last = self.vote.drain()  # an epoch may be one step long
-            self._time_is_up |= last["enough"]
-            # a wish that came with the last steps is made anew, should the end of the epoch write nothing
-            self._save_is_asked_for = False
-            self._tell_window(closed)
-            if not (ended or stopped or last["stop"]) and self._begin_next_epoch():
-                # the clocks go on: what is read while a checkpoint is written is not for nothing
-                self._log()
-                self._tell_window(self._closed(self.meter.point()))
-            else:
-                self._pause()
-        if isinstance(ended, UserError):
-            self._save_whole()
-            raise ended
-        return not (last["stop"] or stopped or ended)
+            # asked to stop in a wait, or a file of the data is gone, or a worker
+            except (Asked, UserError) as error:
+                if self.world.size > 1:
+                    raise
+                # a part of an --accumulate step has moved the running statistics
+                self._stopped_mid_step = bool(self._batches)
+                return False, error, pending
+            self._count(outcome, lr)
+            decided = self._vote()
+            # all but the last two steps: the host must not wait for the one it has just launched
+            if logging or self._losses.full():
+                self._log(everything=False)
+            # the window closed one step before: the device has something to do meanwhile now
+            self._report_window(pending)
+            pending = self._closed(self.meter.point()) if decided["window"] else None
+            if decided["stop"] or self._enough():
+                return decided["stop"], None, pending
+            self._keep(asked=decided["save"], is_last=left == 1)
+        return False, None, pending
+
+    def _keep(self, *, asked: bool, is_last: bool) -> None:
+        """Write last.pt behind a step where a rank has `asked` for it or --save-every-steps does; or leave a
+        snapshot in memory (--unkillable).
+        """
+        step = self.progress.step
+        every = self.run.save_every_steps
+        # every rank counts steps, and no vote is needed; behind the last one the epoch's end saves
+        by_steps = every > 0 and not is_last and step % every == 0
+        # No snapshot, and no save by steps, while a validation is pending: it would lose its figures.
+        settled = not self.validation.unsettled
+        if asked or (by_steps and settled):
+            self._pause()
+            self.save()
+            self._start_clocks()
+        elif self.run.unkillable and step % self.run.unkillable == 0 and settled:
+            self._pause()
+            self.checkpoints.into_memory(self.progress)
+            self._start_clocks()
 
     def _begin_next_epoch(self) -> bool:
         """Have the loader read the next epoch's first batches while the device ends this one's steps and a
@@ -330,7 +346,7 @@ class Training:
     def _pause(self) -> None:
         """Stop the clocks, and tell all steps so far."""
         self._log()
-        self._tell_window(self._closed(self.meter.pause()))
+        self._report_window(self._closed(self.meter.pause()))
 
     def _start_clocks(self) -> None:
         # what went on since the last step is no wait for data
@@ -366,7 +382,7 @@ class Training:
             self.report.images(replace(last, images=self.step.task.shown(last)))
 
     def _vote(self) -> dict[str, bool]:
-        """Raise this rank's flags; return what the ranks have decided with those of the step before."""
+        """All-reduce this rank's flags; return the result of the previous step (one step late)."""
         save = self._save_due()
         # the others decide a step later, and until then nobody asks again
         self._save_is_asked_for |= save
@@ -443,7 +459,7 @@ class Training:
         if self._losses.failed:
             failed.update(*self.world.gather(sorted(self._failed_in_epoch)))
         self.failures.check(failed)
-        began = self._part_began
+        began = self._epoch_start
         self.progress.lost = began.lost + len(failed)
         self.progress.failed = tuple(sorted(self.failures.ids))
         # the bar stands where the figures do: at the last step that was read
@@ -466,10 +482,10 @@ class Training:
         self._trained_on = []
         return window, self.progress.step, self.bytes_of(ids[ids >= 0])
 
-    def _tell_window(self, closed: ClosedWindow | None) -> None:
-        if closed is None:
+    def _report_window(self, pending: ClosedWindow | None) -> None:
+        if pending is None:
             return
-        window, step, own_bytes = closed
+        window, step, own_bytes = pending
         read_bytes = float(self.world.sum(np.array([own_bytes], np.float64))[0])
         seconds = self.optimisation.seconds
         self._has_measured = seconds is not None and self.meter.has_measured(seconds)
@@ -520,7 +536,7 @@ class Training:
 
     def _save_whole(self, *, last: bool = False) -> None:
         """Write last.pt, unless a step was left in its middle: then the earlier one stays."""
-        if not self._is_torn:
+        if not self._stopped_mid_step:
             self.save(last=last)
 
     def save(self, *, last: bool = False) -> None:

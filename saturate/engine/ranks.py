@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from saturate.contracts import UserError
+from saturate.contracts import PeerLost, UserError
 
 Answer = TypeVar("Answer")
 
@@ -50,7 +50,7 @@ GONE = (
 """Words of errors of gloo or NCCL when a rank does not answer. Ranks vote by gloo in every step."""
 
 
-def is_gone(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Whether an error says that another rank's process is no more, or does not answer."""
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
 
@@ -68,10 +68,6 @@ def store_listens(address: str, port: int, until: float) -> bool:
             return True
         time.sleep(LOOK_S)
     return False
-
-
-class PeerLost(UserError):
-    """Another rank has ended or does not answer: a new attempt may go on with `--resume auto`."""
 
 
 def _torchrun_has_store() -> bool:

@@ -33,12 +33,18 @@ from typing import Any, BinaryIO, NoReturn
 from saturate.engine import slurm
 from saturate.engine.ranks import store_listens
 from saturate.engine.stop import SIGNALS, say
-from saturate.system import processes
+from saturate.system import exit_codes, processes
 
 FLAG = "--unkillable"
 ANOTHER_ENDED = 75
 """Exit code of a trainer for its agent: another rank has ended, and this one has nothing to say."""
-ENDS = (0, 2, 3, 130, 143, *(-number for number in SIGNALS))
+ENDS = (
+    exit_codes.DONE,
+    exit_codes.MISTAKE,
+    exit_codes.NOT_FINITE,
+    *(exit_codes.of_signal(number) for number in SIGNALS.values()),
+    *(-number for number in SIGNALS),
+)
 """Exit codes of a trainer that end the run: finished, which ranks are together, a user's mistake, not finite, asked
 to stop.
 """
@@ -149,7 +155,7 @@ class Agent:
         except RuntimeError:
             self._kill()
             say(f"{FLAG}: the store does not answer; go on with --resume auto")
-            os._exit(1)
+            os._exit(exit_codes.FAILED)
 
     # -- a generation ----------------------------------------------------------------------------------------
 
@@ -268,7 +274,8 @@ class Agent:
     def _end_run(self, code: int) -> NoReturn:
         """End the run with the exit code of a trainer, below 0 that of a signal; who was first is right."""
         if code < 0:
-            code = 128 + SIGNALS.get(signal.Signals(-code), -code)
+            asked = SIGNALS.get(signal.Signals(-code), -code)
+            code = exit_codes.of_signal(asked)
         os._exit(int(self.store.compare_set("end", NOT_YET.decode(), str(code))))
 
     # -- what it does all the time ---------------------------------------------------------------------------
@@ -325,7 +332,7 @@ class Agent:
                     return store
             time.sleep(LOOK_S)
         say(f"{FLAG}: rank 0, which has the store at {address}:{port}, has not come")
-        os._exit(2)
+        os._exit(exit_codes.MISTAKE)
 
 
 def _begin_run(store: Any, command: str, port: int) -> None:
@@ -336,7 +343,7 @@ def _begin_run(store: Any, command: str, port: int) -> None:
         time.sleep(SILENT_S)
         if store.add("beats", 0) != beats:
             say(f"{FLAG}: MASTER_PORT {port} is that of another run; set another")
-            os._exit(2)
+            os._exit(exit_codes.MISTAKE)
         has_ended = True
     if has_ended or not store.check(["end"]):
         store.add("beats", 1)  # the store ends without

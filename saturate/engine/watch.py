@@ -26,6 +26,7 @@ from typing import Any
 from saturate.contracts import Batch, Counts, Loader, counted, do_nothing
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.stop import SIGNALS, StopRequest, say
+from saturate.system import exit_codes
 
 SAID_S = 30.0
 """Seconds without a batch that are told of."""
@@ -223,7 +224,7 @@ class Watch:
                 if self._waits is not None
                 else "cannot meet the others"
             )
-            self._leave(128 + number, f"{self.world.named} {waits}")
+            self._leave(exit_codes.of_signal(number), f"{self.world.named} {waits}")
 
     def _give_up_others(self, now: float) -> None:
         """End this process, whose peers live and do not come; not where they may be slow."""
@@ -239,10 +240,12 @@ class Watch:
         )
         minutes = counted(self.world.timeout_s / 60, "minute")
         said = f"{self.world.named} has not gone on for {minutes} (--timeout-minutes)"
-        self._leave(1, f"{said}: {why}")
+        self._leave(exit_codes.FAILED, f"{said}: {why}")
 
     def _lost(self, lost: str) -> None:
-        code = 1 if self._heard is None else 128 + self._heard[0]
+        code = exit_codes.FAILED
+        if self._heard is not None:
+            code = exit_codes.of_signal(self._heard[0])
         self._leave(code, f"{self.world.named} cannot go on: {lost}")
 
     def _leave(self, code: int, line: str) -> None:

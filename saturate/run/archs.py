@@ -14,7 +14,8 @@ from typing import cast
 
 from saturate.contracts import UserError
 from saturate.models import Registry, Unusable
-from saturate.run.program import Parser, exit_code
+from saturate.run.program import Parser
+from saturate.system.exit_codes import of_program
 from saturate.tasks import TASKS, kind_named
 
 
@@ -50,4 +51,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("archs", __doc__)
     parser.add_argument("pattern", nargs="?", default="", help="default: all networks")
     options = parser.parse_args(arguments)
-    return exit_code("archs", lambda: listed(options.pattern))
+    return of_program("archs", lambda: listed(options.pattern))

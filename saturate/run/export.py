@@ -26,27 +26,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from saturate.contracts import Array, Split, Task, UserError, one_line, utf8
-from saturate.dataset.open import open_splits
 from saturate.dataset.unlabelled import open_unlabelled
 from saturate.engine.checkpoint import Resume
+from saturate.engine.distributed import ProcessWorld
 from saturate.models import Unusable
 from saturate.plan.clips import ClipPlan
 from saturate.report.console import BEYOND_BOXES, Console
-from saturate.run import _export_check
+from saturate.run import _export_check, build
 from saturate.run._export_check import Run, Sample, Verdict
 from saturate.run._preprocessing import FILTERS, Clips, Detections, Images, Preprocessed
-from saturate.run.program import Parser, exit_code
+from saturate.run.build import Resolved
+from saturate.run.program import Parser
 from saturate.settings.config import given, parse
-from saturate.tasks import architecture, kind_of
+from saturate.system.exit_codes import of_program
 from saturate.tasks.initial_state import Start
-from saturate.tasks.kind import TaskKind
+from saturate.tasks.kind import Opening
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ EXPORTED = {
     ),
 }
 """--task -> how it is exported; no other one is."""
+ALONE = ("--precision", "fp32", "--batch-size", "2", "--workers", "0")
+"""Flags of a network that is only looked at."""
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pt2": ()}
 """--format -> packages that it needs beside PyTorch."""
 VARYING = {"batch": (1, 1 << 16), "height": (2, 1 << 15), "width": (2, 1 << 15)}
@@ -82,90 +84,83 @@ VARYING = {"batch": (1, 1 << 16), "height": (2, 1 << 15), "width": (2, 1 << 15)}
 
 def load(
     checkpoint: Path, *, arch: str | None = None, images: Path | None = None
-) -> tuple[Preprocessed, Start, str, Iterator[Sample]]:
-    """Return the network with its preprocessing, its settings, its architecture, and real data to check it on.
+) -> tuple[Preprocessed, Resolved, Iterator[Sample]]:
+    """Return the network with its preprocessing, its settings, and real data to check it on.
 
     `arch` and `images` are --arch and --images. Raises UserError, and Unusable.
     """
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint}: is no file; name best.pt of a run")
-    words = [
-        "--evaluate",
-        "true",
-        "--resume",
-        str(checkpoint),
-        *(["--arch", arch] if arch else []),
-    ]
-    asked = parse(words)
-    resume = Resume.find(asked.run)
-    start = Start.of(
-        asked, given(words), resume.content, path=resume.path, origin=str(checkpoint)
-    )
-    config = start.config
-    kind = kind_of(config)
-    if kind.name not in EXPORTED:
-        known = ", ".join(EXPORTED)
-        raise UserError(
-            f"{checkpoint}: --task {kind.name} is not exported, {known} are"
-        )
-    registry, arch = architecture(kind, config.model.arch)
-    if arch.startswith(BEYOND_BOXES):
-        raise UserError(
-            f"{checkpoint}: --arch {arch} is not exported: a file has boxes, and neither masks nor keypoints"
-        )
-    native = start.native(registry, arch)
-    if native.interpolation not in FILTERS:
-        known = " or ".join(FILTERS)
-        raise UserError(
-            f"{checkpoint}: --interpolation {native.interpolation} is not exported, {known} is: its figures "
-            "with one of these are those of --evaluate true --interpolation NAME"
-        )
-    split, task = opened(start, kind, images)
-    ranks = {"seed": 0, "world_size": 1, "rank": 0}
+    world = ProcessWorld(torch.device("cpu"))
+    settings = require_exportable(build.resolve(started(checkpoint, arch), world))
+    exported = EXPORTED[settings.kind.name]
+    split, task = opened(settings, images)
     splits = {"train": split, "val": split}
-    plan: Any = kind.plans(config, splits, native, **ranks)[1]
-    columns = SimpleNamespace(classes=start.trained, keypoint_mirror=())
-    heads = kind.building(config, columns)
-    shape = (2, *plan.sample_shape)
-    network = start.network(registry, arch, shape, heads, Console(enabled=False)).eval()
-    exported = EXPORTED[kind.name]
+    console = Console(enabled=False)
+    assembly = build.build(settings, splits, world, console, predicted=task)
+    network = assembly.module.eval()
+    plan: Any = assembly.val_plan
     pixels = {
-        "mean": native.mean,
-        "std": native.std,
-        "interpolation": native.interpolation,
-        "exif": config.data.exif,
+        "mean": settings.native.mean,
+        "std": settings.native.std,
+        "interpolation": settings.native.interpolation,
+        "exif": settings.config.data.exif,
     }
     framing = exported.module.framing_of(plan.policy, pixels)
     whole = exported.module(network, framing).eval()
     single = replace(plan, batch_size=1)
     if isinstance(single, ClipPlan):  # of several views a file is of the middle one
         single = replace(single, policy=replace(single.policy, clips=1, crops=1))
-    _, feed = kind.feeds(
-        config,
-        splits,
-        (single, single),
-        (task, task),
-        pixels=start.pixels(native, "float32"),
-        device=torch.device("cpu"),
-        workers=0,
-    )
     samples = _export_check.predicted(
         network,
-        feed,
+        replace(assembly.val_feed, plan=single),
         task,
         split,
-        kind.default_loader(gpu=False),
+        settings.kind.default_loader(gpu=False),
         read=exported.read,
         answered=exported.answered,
     )
-    return whole, start, arch, samples
+    return whole, settings, samples
 
 
-def opened(start: Start, kind: TaskKind, named: Path | None) -> tuple[Split, Task]:
+def started(checkpoint: Path, arch: str | None) -> Start:
+    """Return the start of an evaluation of a checkpoint, in fp32 and without workers. Raises UserError."""
+    words = ["--evaluate", "true", "--resume", str(checkpoint), *ALONE]
+    words += ["--arch", arch] if arch else []
+    asked = parse(words)
+    resume = Resume.find(asked.run)
+    return Start.of(
+        asked, given(words), resume.content, path=resume.path, origin=str(checkpoint)
+    )
+
+
+def require_exportable(settings: Resolved) -> Resolved:
+    """Return the settings. Raises UserError for a network or a preprocessing that no file can have."""
+    origin, arch, native = settings.start.origin, settings.arch, settings.native
+    if settings.kind.name not in EXPORTED:
+        known = ", ".join(EXPORTED)
+        raise UserError(
+            f"{origin}: --task {settings.kind.name} is not exported, {known} are"
+        )
+    if arch.startswith(BEYOND_BOXES):
+        raise UserError(
+            f"{origin}: --arch {arch} is not exported: a file has boxes, and neither masks nor keypoints"
+        )
+    if native.interpolation not in FILTERS:
+        known = " or ".join(FILTERS)
+        raise UserError(
+            f"{origin}: --interpolation {native.interpolation} is not exported, {known} is: its figures "
+            "with one of these are those of --evaluate true --interpolation NAME"
+        )
+    return settings
+
+
+def opened(settings: Resolved, named: Path | None) -> tuple[Split, Task]:
     """Open what the file is checked on, a folder or the checkpoint's validation data, and say what it means.
 
     Raises UserError.
     """
+    start, kind = settings.start, settings.kind
     data = start.config.data
     if named is not None:
         found = open_unlabelled(
@@ -174,21 +169,16 @@ def opened(start: Start, kind: TaskKind, named: Path | None) -> tuple[Split, Tas
             content="videos" if kind.medium == "videos" else "images",
             flag="--images",
         )
-        asked = kind.predicting(start.config, found.split, start.trained, named)
+        asked = kind.predicting(found.split, start.trained, named)
         return asked.split, asked.task
     if data.data is None:
         raise UserError("there is no data to check the file on: --images FOLDER")
+    console = Console(enabled=False)
     try:
         _, splits = start.on_its_data(
-            lambda config: open_splits(
-                config.data,
-                content=kind.content(config),
-                loader="auto",
-                evaluate=True,
-                console=Console(enabled=False),
-            )
+            lambda config: Opening.of(config, "auto", console).splits(kind.content)
         )
-        return splits["val"], kind.tasks(start.config, splits, 0.0)[1]
+        return splits["val"], kind.tasks(splits, 0.0)[1]
     except UserError as error:  # moved since then, mostly
         raise UserError(f"{error}; or check the file on --images FOLDER") from None
 
@@ -297,9 +287,10 @@ def export(options: argparse.Namespace, console: Console) -> int:
         raise UserError(
             f"--format {options.format} needs packages: pip install {' '.join(lacking)}"
         )
-    whole, start, arch, samples = load(
+    whole, settings, samples = load(
         options.checkpoint, arch=options.arch, images=options.images
     )
+    start = settings.start
     task = start.config.model.task
     weights = "the average of its weights" if start.of_average else "its network"
     console.info(f"{options.checkpoint}: {weights} is exported")
@@ -309,7 +300,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     about = {
         "task": task,
         "classes": json.dumps([utf8(name) for name in start.trained]),
-        "arch": arch,
+        "arch": settings.arch,
         "preprocessing": json.dumps({"where": "inside", **asdict(whole.framing)}),
     }
     if "logits" in whole.outputs:
@@ -385,4 +376,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a folder of images, or of videos, to check on; default: the validation data",
     )
     options = parser.parse_args(arguments)
-    return exit_code("export", lambda: export(options, Console()), Unusable)
+    return of_program("export", lambda: export(options, Console()), Unusable)

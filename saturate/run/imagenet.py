@@ -15,7 +15,8 @@ from pathlib import Path
 
 from saturate.contracts import UserError
 from saturate.run.folders import filled
-from saturate.run.program import Parser, exit_code
+from saturate.run.program import Parser
+from saturate.system.exit_codes import of_program
 from saturate.system.user_files import below, read_text
 
 ARCHIVES = ("devkit_t12.tar.gz", "img_train.tar", "img_val.tar")
@@ -72,4 +73,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
     mistakes = (RuntimeError, ImportError, ValueError, KeyError)
-    return exit_code("imagenet", work, *mistakes)
+    return of_program("imagenet", work, *mistakes)

@@ -27,9 +27,10 @@ from saturate.dataset.stores import source_named
 from saturate.report.console import Console
 from saturate.run._stores import FORMATS, Packed, Writer, require
 from saturate.run.folders import filled
-from saturate.run.program import Parser, exit_code
+from saturate.run.program import Parser
 from saturate.settings.config import GROUP_OF, build
 from saturate.system import storage
+from saturate.system.exit_codes import of_program
 
 Say = Callable[[int, int, str], None]
 THREADS = 16
@@ -154,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
     options = parser.parse_args(arguments)
-    return exit_code("pack", lambda: _run(options), ValueError)
+    return of_program("pack", lambda: _run(options), ValueError)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -10,17 +10,17 @@ from torch import nn
 
 from saturate.contracts import UserError, counted
 from saturate.dataset.unlabelled import open_unlabelled
-from saturate.engine import memory, precision
+from saturate.engine import memory
 from saturate.engine.checkpoint import Resume
 from saturate.engine.distributed import ProcessWorld, Vote
-from saturate.engine.evaluate import evaluate
+from saturate.engine.evaluate import Outcome, evaluate
 from saturate.engine.stop import StopRequest
 from saturate.loaders import open_loader
 from saturate.report import record
 from saturate.report.console import Console
-from saturate.settings.config import Config
-from saturate.system import fonts
-from saturate.tasks import architecture, kind_of
+from saturate.run import build
+from saturate.run.build import Assembly, Resolved
+from saturate.system import exit_codes, fonts
 from saturate.tasks.initial_state import Start
 from saturate.tasks.kind import Asked
 
@@ -38,33 +38,12 @@ class Mirrored(nn.Module):
         return both / 2
 
 
-def predict(
-    config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console
-) -> int:
+def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
     """Write what a network says of the files of --predict, and return the exit code. Raises UserError."""
-    run = config.run
-    load = config.loading
+    run = start.config.run
     assert run.predict is not None
-    kind = kind_of(config)
-    if not kind.predicts:
-        raise UserError(
-            f"--predict is not for {kind.unpredicted or f'--task {kind.name}'}"
-        )
-    on_gpu = world.device.type == "cuda"
-    loader_name = kind.may_open(config, gpu=on_gpu)[0]
-    if loader_name == "synthetic":
-        raise UserError("--loader synthetic reads no file; --predict needs another one")
-    registry, arch = architecture(kind, config.model.arch)
-    classes = start.classes(registry, arch)
-    if classes is None and kind.has_classes:
-        known = "a checkpoint of this program, or torchvision's --weights by their name"
-        raise UserError(
-            f"{start.origin} does not name its classes, which --predict needs: {known}"
-        )
-    precise = precision.choose(
-        config.model.precision, world.device, on_cpu=kind.cpu_precision
-    )
-    native = start.native(registry, arch)
+    settings = build.resolve(start, world)
+    classes = require_predictable(settings)
     output = world.first(lambda: record.folder(run, resume.path, name="predict"))
     with ExitStack() as stack:
         claim = record.claimed(
@@ -74,69 +53,24 @@ def predict(
         with console.counting("predict") as progress:
             found = open_unlabelled(
                 run.predict,
-                config.data,
-                content="videos" if kind.medium == "videos" else "images",
-                read_delay_s=load.read_delay_ms / 1e3,
+                start.config.data,
+                content="videos" if settings.kind.medium == "videos" else "images",
+                read_delay_s=start.config.loading.read_delay_ms / 1e3,
                 progress=progress,
             )
-        # after the scan: joining has a time-out
+        # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
         stack.enter_context(world.own_stream())
-        asked = kind.predicting(
-            config, found.split, classes.names if classes else (), output
-        )
-        world.agree({"precision": precise, "files": asked.split.columns.fingerprint})
+        asked = settings.kind.predicting(found.split, classes, output)
         splits = {"train": asked.split, "val": asked.split}
-        _, plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
-        heads = kind.building(config, asked.split.columns)
-        net = start.network(
-            registry,
-            arch,
-            (load.batch_size, *plan.sample_shape),
-            heads,
-            console,
-            world.file,
-        )
-        module = net.to(world.device).to(
-            memory_format=memory.CHANNELS_LAST[1 + len(plan.sample_shape)]
-        )
-        pixels = start.pixels(native, precision.dtype_of(precise))
-        _, feed = kind.feeds(
-            config,
-            splits,
-            (plan, plan),
-            (asked.task, asked.task),
-            pixels=pixels,
-            device=world.device,
-            workers=world.workers(load.workers),
-        )
-        console.info(*start.told)
+        assembly = build.build(settings, splits, world, console, predicted=asked.task)
+        console.info(*start.messages)
         stop = StopRequest()
         began = time.perf_counter()
-        item = kind.unit.removesuffix("/s")
-        total = plan.samples * plan.views
-        with (
-            stop.listening(),
-            memory.validating(plan.batch_size),
-            open_loader(loader_name, feed) as loader,
-            console.epoch(title="predicting", total=total, item=item) as bar,
-        ):
-            outcome = evaluate(
-                Mirrored(module) if run.tta == "flip" else module,
-                loader.batches(0, 0),
-                task=asked.task,
-                precision=precise,
-                world=world,
-                vote=Vote(world),
-                stop=stop,
-                # ranks may have unlike numbers of samples
-                advance=lambda samples: bar.update(
-                    samples=min(bar.samples + samples * world.size, total)
-                ),
-            )
+        outcome = answered(assembly, stop, world, console)
         if outcome is None:
             console.info("stopped: no prediction is written")
-            return 128 + max(world.gather(stop.signal or 0))
+            return exit_codes.of_signal(max(world.gather(stop.signal or 0)))
         answers = outcome.result(world)
         undecodable = dict.fromkeys(outcome.failed, "its pixels cannot be decoded")
         errors = found.errors | {
@@ -159,8 +93,57 @@ def predict(
                 f"predicted {counted(len(found.names), 'file')} in {took:.1f} s{without}"
             )
             console.info(*answers.get("notes", ()), *(f"{path}" for path in written))
-            line = fonts.unseen(classes.names) if classes else None
+            line = fonts.unseen(classes)
             if line and output / "drawn" in written:
                 console.warn(line)
         world.barrier()  # the files are whole before any rank leaves
     return 0
+
+
+def require_predictable(settings: Resolved) -> tuple[str, ...]:
+    """Return the names of the network's classes, () where a task has none.
+
+    Raises UserError where it has no predictions, or no names.
+    """
+    kind, start = settings.kind, settings.start
+    if not kind.predicts:
+        raise UserError(
+            f"--predict is not for {kind.unpredicted or f'--task {kind.name}'}"
+        )
+    if settings.loaders[0] == "synthetic":
+        raise UserError("--loader synthetic reads no file; --predict needs another one")
+    classes = start.classes(settings.registry, settings.arch)
+    if classes is None and kind.has_classes:
+        known = "a checkpoint of this program, or torchvision's --weights by their name"
+        raise UserError(
+            f"{start.origin} does not name its classes, which --predict needs: {known}"
+        )
+    return classes.names if classes else ()
+
+
+def answered(
+    assembly: Assembly, stop: StopRequest, world: ProcessWorld, console: Console
+) -> Outcome | None:
+    """Return the outcome of a pass over the files; None where a signal has stopped it."""
+    settings, plan, module = assembly.settings, assembly.val_plan, assembly.module
+    item = settings.kind.unit.removesuffix("/s")
+    total = plan.samples * plan.views
+    with (
+        stop.listening(),
+        memory.validating(plan.batch_size),
+        open_loader(settings.loaders[0], assembly.val_feed) as loader,
+        console.epoch(title="predicting", total=total, item=item) as bar,
+    ):
+        return evaluate(
+            Mirrored(module) if settings.config.run.tta == "flip" else module,
+            loader.batches(0, 0),
+            task=assembly.val_task,
+            precision=settings.precision,
+            world=world,
+            vote=Vote(world),
+            stop=stop,
+            # ranks may have unlike numbers of samples
+            advance=lambda samples: bar.update(
+                samples=min(bar.samples + samples * world.size, total)
+            ),
+        )

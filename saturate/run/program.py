@@ -2,10 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from saturate.system.exit_codes import MISTAKE
 from saturate.system.urls import taken
 from saturate.system.user_files import local_path
 
@@ -31,34 +31,9 @@ class Parser(argparse.ArgumentParser):
         from saturate.contracts import one_line
 
         self.exit(
-            2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n"
+            MISTAKE,
+            one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n",
         )
-
-
-def exit_code(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
-    """Return what work() returns; 2 for a UserError, one of `mistakes` or a failing file, 130 for Ctrl-C.
-
-    A mistake is one line on stderr.
-    """
-    from saturate.contracts import (  # late: doctor imports nothing large
-        UserError,
-        one_line,
-    )
-
-    try:
-        return work()
-    except KeyboardInterrupt:
-        return 130
-    except UserError as error:
-        message = str(error)
-    except OSError as error:
-        message = one_line(
-            f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        )
-    except mistakes as error:
-        message = one_line(str(error))
-    print(f"{name}: {message}", file=sys.stderr)
-    return 2
 
 
 def _local(name: str) -> Path:

@@ -17,9 +17,10 @@ from saturate.contracts import Reported, UserError, utf8
 from saturate.report import curves
 from saturate.report.console import number, rows
 from saturate.report.record import replace
-from saturate.run.program import Parser, exit_code
+from saturate.run.program import Parser
 from saturate.settings.config import GROUP_OF, build
 from saturate.settings.preset import read_preset
+from saturate.system.exit_codes import of_program
 from saturate.tasks import kind_of
 
 PAGE = """<!doctype html>
@@ -120,4 +121,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--html", action="store_true", help="the form, of which there is this one"
     )
     options = parser.parse_args(arguments)
-    return exit_code("report", lambda: write(options.run))
+    return of_program("report", lambda: write(options.run))

@@ -1,13 +1,17 @@
-"""Train: config -> split -> plan -> loader -> model -> step -> loop. `--help-all` lists every setting."""
+"""Train: settings -> assembly -> step -> loader -> loop. `--help-all` lists every setting.
+
+run/build.py makes the assembly: data, plans, tasks, the network.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from saturate.settings import preflight
 
@@ -18,17 +22,14 @@ from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # 
 # the import above sets OpenMP's variables, and torch loads it
 import torch  # noqa: E402
 
-from saturate.contracts import Split  # noqa: E402
-from saturate.dataset.model_classes import ModelClasses  # noqa: E402
+from saturate.contracts import Loader  # noqa: E402
 from saturate.dataset.open import cache_folder  # noqa: E402
 from saturate.dataset.stores.mirror import Mirror, mirrored  # noqa: E402
 from saturate.dataset.val_split import Trained, sketched  # noqa: E402
 from saturate.engine import (  # noqa: E402
     autotune,
-    exit_codes,
     graphed,
     memory,
-    precision,
     schedules,
     unkillable,
 )
@@ -37,8 +38,8 @@ from saturate.engine.failures import Failures  # noqa: E402
 from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
 from saturate.engine.validation import Validation  # noqa: E402
-from saturate.loaders import first_batches, open_loader, require_files  # noqa: E402
-from saturate.models import AUXILIARY_WEIGHTS, Unusable  # noqa: E402
+from saturate.loaders import first_batches, open_loader  # noqa: E402
+from saturate.models import Unusable  # noqa: E402
 from saturate.plan import draws  # noqa: E402
 from saturate.report import ceilings, record  # noqa: E402
 from saturate.report.console import Console  # noqa: E402
@@ -49,26 +50,18 @@ from saturate.report.profile import profiler  # noqa: E402
 from saturate.report.reporter import Reporter  # noqa: E402
 from saturate.report.sinks import require_trackers  # noqa: E402
 from saturate.report.summary import describe, left_out, rejected  # noqa: E402
+from saturate.run import build  # noqa: E402
+from saturate.run.build import Assembly, Resolved  # noqa: E402
 from saturate.run.predict import predict  # noqa: E402
-from saturate.settings.config import (  # noqa: E402
-    Config,
-    alike,
-    build,
-    checked,
-    flags_of,
-    for_ranks,
-    of_ranks,
-    preset_of,
-    recipe,
-)
+from saturate.settings import config as schema  # noqa: E402
+from saturate.settings.config import recipe  # noqa: E402
 from saturate.settings.run import Run  # noqa: E402
+from saturate.system import exit_codes  # noqa: E402
 from saturate.system.resources import cores  # noqa: E402
 from saturate.system.timeline import Timeline  # noqa: E402
 from saturate.system.triton_kernels import hash_ahead  # noqa: E402
-from saturate.tasks import architecture, compared, kind_of, tables  # noqa: E402
-from saturate.tasks._distillation import Distilled, read_teacher  # noqa: E402
+from saturate.tasks import COMPARED, tables  # noqa: E402
 from saturate.tasks.initial_state import Start  # noqa: E402
-from saturate.tasks.kind import TaskKind  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
@@ -79,24 +72,68 @@ if DEVICE.type == "cuda":
 TIMELINE.mark("imports")
 
 
-def opened(
-    model: ModelClasses | None,
-    trained: Trained | None,
-    console: Console,
-    config: Config,
-) -> tuple[Config, TaskKind, tuple[str, ...], dict[str, Split]]:
-    """Open the data of these settings; return them with their task, the loaders that may run, and the splits.
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """How the steps of a run are launched, and which loader feeds them."""
 
-    Raises UserError.
-    """
-    kind = kind_of(config)
-    names = kind.may_open(config, gpu=DEVICE.type == "cuda")
-    share = {"trained": trained} if trained and config.data.val_share else {}
-    return config, kind, names, kind.splits(config, names[0], console, model, **share)
+    step: Step
+    graphs: graphed.Outcome
+    choice: autotune.Choice
+    loader: Loader | None  # None: to evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What is known of a run before its first step."""
+
+    assembly: Assembly
+    chosen: Chosen
+    resumed: bool
+
+    def described(self) -> dict[str, Any]:
+        """Return it by the keys of a summary."""
+        settings, plan = self.assembly.settings, self.assembly.plan
+        kind = settings.kind
+        return {
+            "arch": settings.arch,
+            "precision": settings.precision,
+            "image_size": settings.native.size,
+            "workers": settings.workers,
+            "rejected": rejected(self.assembly.splits),
+            "left_out": left_out(self.assembly.splits),
+            "loaders": build.can_open(
+                kind, settings.config, gpu=settings.device.type == "cuda"
+            ),
+            "unit": kind.unit,
+            "cores_a_rank": self.chosen.step.world.cores(),
+            "accumulate": settings.batching.accumulate,
+            **self.chosen.choice.facts(),
+            **self.chosen.graphs.facts(),
+            **kind.facts(plan),
+            **schedules.facts(plan),
+        }
+
+    def messages(self) -> dict[str, str]:
+        """Return by title what the run leaves out, or does otherwise than it was asked to."""
+        settings = self.assembly.settings
+        config = settings.config
+        found = {"loaders": self.chosen.choice.message(settings.kind.unit)}
+        if config.run.evaluate:
+            return found
+        return {
+            **found,
+            "weights": settings.start.weights_message(resumed=self.resumed),
+            **schedules.limits(
+                self.assembly.plan,
+                self.assembly.optimisation,
+                asked=settings.batching.size,
+                repeats=config.augmentation.repeats,
+                val_every=config.run.val_every if config.data.data else 0,
+            ),
+        }
 
 
 def train(
-    config: Config,
     start: Start,
     resume: Resume,
     world: ProcessWorld,
@@ -104,271 +141,57 @@ def train(
     *,
     upload: Mirror | None,
 ) -> int:
-    """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
-    run = config.run
-    load = config.loading
-    model = config.model
-    sized = for_ranks(config, world.size)
-    kind = kind_of(config)
+    """Train, or evaluate, and return the exit code. Raises UserError, Unusable and NotFinite."""
+    run = start.config.run
+    settings = build.resolve(start, world)
     require_trackers(run.log)
-    names = kind.may_open(config, gpu=DEVICE.type == "cuda")
-    registry, arch = architecture(kind, model.arch)
-    precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
-    native = start.native(registry, arch)
-    workers = world.workers(load.workers)
-    name = f"{arch}-{load.loader}-b{load.batch_size}"
-    # a new one is named by rank 0's clock
-    output = world.first(lambda: record.folder(run, resume.path, name=name))
+    output = world.first(lambda: folder_of(settings, resume))
     with ExitStack() as stack:
-        claim = record.claimed(
-            output,
-            resuming=resume.within(output),
-            # one that was ended before its first checkpoint
-            may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
-        )
-        world.first(lambda: stack.enter_context(claim))
+        claim(output, resume, world, stack)
         trained = start.trained_on(resume.of_data(world))
-        start, (config, kind, names, splits) = start.on_its_data(
-            partial(opened, start.classes(registry, arch), trained, console)
-        )
-        sized = for_ranks(config, world.size)
-        # files that cannot be read are said here, and not first in the validation
-        require_files(names[0], [split.source for split in splits.values()])
+        settings, splits = build.open_data(settings, world, console, trained)
         TIMELINE.mark("data")
-        train_set = splits["train"].columns
-        plan, val_plan = kind.plans(sized, splits, native, seed=run.seed, **world.place)
-        opt, told = schedules.of_plan(sized.optimisation, plan)
-        task, val_task = kind.tasks(config, splits, AUXILIARY_WEIGHTS.get(arch, 0.0))
-        shape = plan.sample_shape
-        # cuDNN's search begins anew with each shape
-        torch.backends.cudnn.benchmark = plan.resident == 1
-        # behind the scans: joining has a time-out
+        # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
-        # before Phases, whose timeline is the stream of now
+        # Must precede Phases(): it records events on the current stream.
         stack.enter_context(world.own_stream())
-        identity = {
-            "arch": arch,
-            "classes": list(train_set.classes),
-            "manifest": train_set.fingerprint,
-        }
-        # before a network is built
-        seen = {"precision": precise, "order of the samples": plan.ordering}
-        world.agree({**identity, **seen, "samples a step": plan.global_batch_size})
-        resume.fits(task=kind.name, config=config.flat(), world=world, **identity)
-        heads = kind.building(config, train_set)
-        net = start.network(
-            registry,
-            arch,
-            (plan.batch_size, *shape),
-            heads,
-            console,
-            world.file,
-            train_set.classes if not run.uses else (),
-        )
-        layout = memory.CHANNELS_LAST[1 + len(shape)]
-        module = net.to(DEVICE).to(memory_format=layout)
-        if opt.teacher:
-            with world.file(opt.teacher) as path:
-                teacher = read_teacher(
-                    str(path),
-                    kind,
-                    native,
-                    train_set.classes,
-                    (plan.batch_size, *shape),
-                    config.augmentation.image_size_start,
-                )
-            task = Distilled(
-                task,
-                teacher.to(DEVICE).to(memory_format=layout),
-                opt.teacher_share,
-                opt.teacher_temperature,
-            )
-        step = Step(
-            module=module,
-            task=task,
-            optimisation=opt,
-            precision=precise,
-            world=world,
-            draw_key=partial(draws.key, run.seed, draws.Purpose.MODEL),
-            phases=Phases(DEVICE),
-            compiled=model.compile,
-        )
-        pixels = start.pixels(native, step.dtype)
-        feed, val_feed = kind.feeds(
-            config,
-            splits,
-            (plan, val_plan),
-            (task, val_task),
-            pixels=pixels,
-            device=DEVICE,
-            workers=workers,
-        )
+        assembly = build.build(settings, splits, world, console, resume=resume)
+        # cuDNN's search begins anew with each shape
+        torch.backends.cudnn.benchmark = assembly.plan.resident == 1
+        step = step_of(assembly, world)
         # before Reporter cuts the run's files
-        cut = (record.METRICS, record.RESULTS)
-        if resume.within(output):
-            world.first(lambda: set_aside(output, resume.progress.step, cut))
-        elif resume.auto:
-            world.first(lambda: record.keep_aside(output))
-        resume.into(module, step, optimizer=opt.optimizer)
+        set_later_aside(output, resume, world)
+        resume.into(
+            assembly.module, step, optimizer=start.config.optimisation.optimizer
+        )
         TIMELINE.mark("network")
-        # graphs hold NCCL, and a group with graphs does not end
+        # Free the CUDA graphs first: destroy_process_group hangs while one holds an NCCL operation.
         stack.callback(step.forget)
-        about = {
-            "arch": arch,
-            "precision": precise,
-            "image_size": native.size,
-            "workers": workers,
-        }
-        alike = {
-            **autotune.timed(config.flat(), plan),
-            **about,
-            "manifest": train_set.fingerprint,
-        }
-        asked = model.graphs if not run.evaluate else False
-        explained = partial(memory.explained, plan.batch_size)
-        with explained():  # a loader's threads break a capture
-            graphs = graphed.prepare(
-                step, partial(first_batches, feed), world, asked, one_shape=kind.graphs
-            )
-            TIMELINE.mark("graphs")
-            choice = autotune.choose(
-                names,
-                partial(open_loader, feed=feed),
-                step=step,
-                samples=plan.global_batch_size,
-                epoch=alike["epoch"],
-                answers=autotune.Answers(
-                    cache_folder(config.data.manifest_dir), alike, world
-                ),
-                before=resume.content.get("loader"),
-                say=console.info,
-            )
-            TIMELINE.mark("choosing the loader")
-            loader = (
-                None
-                if run.evaluate
-                else stack.enter_context(open_loader(choice.loader, feed))
-            )
+        explained = partial(memory.explained, assembly.plan.batch_size)
+        with explained():
+            chosen = choose(assembly, step, resume, console, stack)
         TIMELINE.mark("loader")
         meter = Meter(
             world,
             min_window_s=run.min_window_s,
             synchronise=world.synchronise,
-            stage_seconds=loader.stage_seconds if loader else None,
+            stage_seconds=chosen.loader.stage_seconds if chosen.loader else None,
         )
-        limits = {"loaders": choice.told(kind.unit)}
-        if not run.evaluate:
-            limits["weights"] = start.weights_told(resumed=bool(resume.content))
-            limits |= schedules.limits(
-                plan,
-                opt,
-                asked=sized.loading.batch_size,
-                repeats=config.augmentation.repeats,
-                val_every=run.val_every if config.data.data else 0,
-            )
-        about |= {
-            "rejected": rejected(splits),
-            "left_out": left_out(splits),
-            "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda"),
-            "unit": kind.unit,
-            "cores_a_rank": world.cores(),
-            "accumulate": opt.accumulate,
-            **choice.facts(),
-            **graphs.facts(),
-            **kind.facts(plan),
-            **schedules.facts(plan),
-        }
-        reporter = Reporter(
-            output,
-            world=world,
-            console=console,
-            meter=meter,
-            description=describe(
-                config,
-                about,
-                limits=limits,
-                loader=loader,
-                world=world,
-                cores=cores(),
-            ),
-            task=kind,
-            compared=compared(),
-            pixels=pixels,
-            resumed_at=resume.resumed_at,
-            evaluated=start.used,
-            classes=train_set.classes,
-            timeline=TIMELINE,
-        )
-        stack.callback(reporter.close)  # also after an error: what was told is kept
-        notes = loader.notes if loader else ()
-        console.info(*notes, *start.told, *told, *recipe(config, arch))
-        resume.tell(
-            reporter,
-            config=config.flat(),
-            ordering=plan.ordering,
-            samples_a_step=plan.global_batch_size,
-        )
+        reporter = reporter_of(assembly, chosen, meter, resume, console, output)
+        stack.callback(reporter.close)  # after an error too: what was said is kept
         profile = profiler(
             output, enabled=run.profile, rank=world.rank, warn=reporter.warn
         )
-        failures = {
-            split: Failures(
-                split=split,
-                samples=its.samples,
-                name_of=of.source.name,
-                report=reporter,
-            )
-            for split, its, of in (("train", plan, feed), ("val", val_plan, val_feed))
-        }
-        kept = start.kept(kind, val_plan, pixels, size=native.size)
-        saved = {
-            "ordering": plan.ordering,
-            "samples_a_step": plan.global_batch_size,
-            "loader": choice.loader,
-            **identity,
-            **kept,
-            **sketched(train_set, trained),
-        }
-        checkpoints = Checkpoints(
-            folder=output,
-            world=world,
-            module=module,
-            step=step,
-            about=saved,
-            keep=run.keep,
-            keep_best=run.keep_best,
-            upload=upload,
-            saved=resume.progress.step if resume.within(output) else 0,
-        )
-        training = Training(
-            world=world,
-            plan=plan,
-            loader=loader,
-            step=step,
-            validation=Validation(
-                world=world,
-                task=val_task,
-                best=kind.figures[0],
-                precision=precise,
-                plan=val_plan,
-                open_loader=partial(open_loader, choice.loader, val_feed)
-                if config.data.data
-                else None,
-                checkpoints=checkpoints,
-                failures=failures["val"],
-                report=reporter,
-                of_average=start.of_average,
-            ),
-            checkpoints=checkpoints,
-            failures=failures["train"],
-            report=reporter,
+        training = training_of(
+            assembly,
+            chosen,
+            reporter,
             meter=meter,
             profiler_step=stack.enter_context(profile),
-            measure_ceilings=ceilings.measure,
-            run=run,
-            optimisation=opt,
-            bytes_of=partial(kind.bytes_read, train_set),
             progress=resume.progress_in(output, world),
+            checkpoints=checkpoints_of(
+                assembly, chosen, resume, trained, output, upload
+            ),
         )
         with training.stop.listening(), explained():
             finished = training.validate() if run.evaluate else training.fit()
@@ -376,11 +199,234 @@ def train(
             asdict(training.progress),
             failed=training.failures.ids,
             finished=finished,
-            loader=loader,
+            loader=chosen.loader,
         )
         reporter.close()  # its files are uploaded, too
-        checkpoints.finish(stopped=not finished)
-        return training.exit_code(finished) or (2 if reporter.lost else 0)
+        training.checkpoints.finish(stopped=not finished)
+        if not finished:
+            return exit_codes.of_signal(training.stopped_by())
+        training.require_finite()
+        return exit_codes.of_run(lost_files=reporter.lost)
+
+
+def folder_of(settings: Resolved, resume: Resume) -> Path:
+    """Return the folder of the run; a new one is named by the clock."""
+    load = settings.config.loading
+    name = f"{settings.arch}-{load.loader}-b{load.batch_size}"
+    return record.folder(settings.config.run, resume.path, name=name)
+
+
+def claim(output: Path, resume: Resume, world: ProcessWorld, stack: ExitStack) -> None:
+    """Hold the folder of the run until `stack` ends. Raises UserError."""
+    claimed = record.claimed(
+        output,
+        resuming=resume.within(output),
+        # one that was ended before its first checkpoint
+        may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
+    )
+    world.first(lambda: stack.enter_context(claimed))
+
+
+def step_of(assembly: Assembly, world: ProcessWorld) -> Step:
+    """Make the training step of a run."""
+    model = assembly.settings.config.model
+    seed = assembly.settings.config.run.seed
+    return Step(
+        module=assembly.module,
+        task=assembly.task,
+        optimisation=assembly.optimisation,
+        precision=assembly.identity.precision,
+        world=world,
+        draw_key=partial(draws.key, seed, draws.Purpose.MODEL),
+        phases=Phases(world.device),
+        compiled=model.compile,
+    )
+
+
+def set_later_aside(output: Path, resume: Resume, world: ProcessWorld) -> None:
+    """Move away what an earlier part of the run has written behind the step at which it goes on."""
+    if resume.within(output):
+        cut = (record.METRICS, record.RESULTS)
+        world.first(lambda: set_aside(output, resume.progress.step, cut))
+    elif resume.auto:
+        world.first(lambda: record.keep_aside(output))
+
+
+def choose(
+    assembly: Assembly,
+    step: Step,
+    resume: Resume,
+    console: Console,
+    stack: ExitStack,
+) -> Chosen:
+    """Capture the step's graphs, find the fastest loader beside them, and open it until `stack` ends."""
+    settings = assembly.settings
+    config = settings.config
+    evaluates = config.run.evaluate
+    # before a loader is open, whose threads break a capture
+    graphs = graphed.prepare(
+        step,
+        partial(first_batches, assembly.feed),
+        step.world,
+        False if evaluates else config.model.graphs,
+        one_shape=settings.kind.graphs,
+    )
+    TIMELINE.mark("graphs")
+    measured_under = {
+        **autotune.timed(config.flat(), assembly.plan),
+        "arch": settings.arch,
+        "precision": settings.precision,
+        "image_size": settings.native.size,
+        "workers": settings.workers,
+        "manifest": assembly.identity.manifest,
+    }
+    choice = autotune.choose(
+        settings.loaders,
+        partial(open_loader, feed=assembly.feed),
+        step=step,
+        samples=assembly.plan.global_batch_size,
+        epoch=measured_under["epoch"],
+        answers=autotune.Answers(
+            cache_folder(config.data.manifest_dir), measured_under, step.world
+        ),
+        before=resume.content.get("loader"),
+        say=console.info,
+    )
+    TIMELINE.mark("choosing the loader")
+    loader = None
+    if not evaluates:
+        loader = stack.enter_context(open_loader(choice.loader, assembly.feed))
+    return Chosen(step=step, graphs=graphs, choice=choice, loader=loader)
+
+
+def reporter_of(
+    assembly: Assembly,
+    chosen: Chosen,
+    meter: Meter,
+    resume: Resume,
+    console: Console,
+    output: Path,
+) -> Reporter:
+    """Begin to report a run: say what was chosen for it, and what is not as in its checkpoint."""
+    settings = assembly.settings
+    config, start, world = settings.config, settings.start, chosen.step.world
+    facts = RunFacts(assembly=assembly, chosen=chosen, resumed=bool(resume.content))
+    reporter = Reporter(
+        output,
+        world=world,
+        console=console,
+        meter=meter,
+        description=describe(
+            config,
+            facts.described(),
+            limits=facts.messages(),
+            loader=chosen.loader,
+            world=world,
+            cores=cores(),
+        ),
+        task=settings.kind,
+        compared=COMPARED,
+        pixels=settings.pixels,
+        resumed_at=resume.resumed_at,
+        evaluated=start.used,
+        classes=assembly.splits["train"].columns.classes,
+        timeline=TIMELINE,
+    )
+    notes = chosen.loader.notes if chosen.loader else ()
+    advice = recipe(config, settings.arch)
+    console.info(*notes, *start.messages, *assembly.messages, *advice)
+    resume.tell(
+        reporter,
+        config=config.flat(),
+        ordering=assembly.identity.ordering,
+        samples_a_step=assembly.identity.samples_a_step,
+    )
+    return reporter
+
+
+def checkpoints_of(
+    assembly: Assembly,
+    chosen: Chosen,
+    resume: Resume,
+    trained: Trained | None,
+    output: Path,
+    upload: Mirror | None,
+) -> Checkpoints:
+    """Return the checkpoints of a run."""
+    settings = assembly.settings
+    run = settings.config.run
+    used = settings.start.kept(
+        settings.kind, assembly.val_plan, settings.pixels, size=settings.native.size
+    )
+    return Checkpoints(
+        folder=output,
+        world=chosen.step.world,
+        module=assembly.module,
+        step=chosen.step,
+        about={
+            **assembly.identity.kept(),
+            "loader": chosen.choice.loader,
+            **used,
+            **sketched(assembly.splits["train"].columns, trained),
+        },
+        keep=run.keep,
+        keep_best=run.keep_best,
+        upload=upload,
+        saved=resume.progress.step if resume.within(output) else 0,
+    )
+
+
+def training_of(
+    assembly: Assembly,
+    chosen: Chosen,
+    reporter: Reporter,
+    *,
+    checkpoints: Checkpoints,
+    **more: Any,
+) -> Training:
+    """Return the loop of a run."""
+    settings = assembly.settings
+    config, kind = settings.config, settings.kind
+    failures = {
+        split: Failures(
+            split=split,
+            samples=plan.samples,
+            name_of=feed.source.name,
+            report=reporter,
+        )
+        for split, plan, feed in (
+            ("train", assembly.plan, assembly.feed),
+            ("val", assembly.val_plan, assembly.val_feed),
+        )
+    }
+    open_validation = partial(open_loader, chosen.choice.loader, assembly.val_feed)
+    validation = Validation(
+        world=chosen.step.world,
+        task=assembly.val_task,
+        best=kind.figures[0],
+        precision=settings.precision,
+        plan=assembly.val_plan,
+        open_loader=open_validation if config.data.data else None,
+        checkpoints=checkpoints,
+        failures=failures["val"],
+        report=reporter,
+        of_average=settings.start.of_average,
+    )
+    return Training(
+        world=chosen.step.world,
+        plan=assembly.plan,
+        loader=chosen.loader,
+        step=chosen.step,
+        validation=validation,
+        checkpoints=checkpoints,
+        failures=failures["train"],
+        report=reporter,
+        measure_ceilings=ceilings.measure,
+        run=config.run,
+        optimisation=assembly.optimisation,
+        bytes_of=partial(kind.bytes_read, assembly.splits["train"].columns),
+        **more,
+    )
 
 
 def fetched(run: Run, stack: ExitStack) -> Mirror | None:
@@ -401,17 +447,17 @@ def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
-        words = flags_of(sys.argv[1:], tables())
-        world.meet(build(words, "flags").run.timeout_minutes)
+        words = schema.flags_of(sys.argv[1:], tables())
+        world.meet(schema.build(words, "flags").run.timeout_minutes)
         # from here on rank 0 reads files of settings and weights: other hosts may have others, or none
-        preset = world.first(lambda: preset_of(words))
-        config = checked(words, preset)
+        preset = world.first(lambda: schema.preset_of(words))
+        config = schema.checked(words, preset)
         console = Console(enabled=world.rank == 0, quiet=config.run.quiet)
         if world.size > 1:
-            world.agree({**alike(config), "code": sources()})
+            world.agree({**schema.alike(config), "code": sources()})
             if line := world.differing(versions()):
                 console.warn(f"the ranks differ: {line}")
-            config = of_ranks(config, world.first(config.flat))
+            config = schema.of_ranks(config, world.first(config.flat))
         run = config.run
         with ExitStack() as stack:
             mirrors: list[Mirror | None] = []
@@ -425,13 +471,13 @@ def main() -> int:
                 origin=resume.origin,
             )
             if start.config.run.predict:
-                return predict(start.config, start, resume, world, console)
+                return predict(start, resume, world, console)
             upload = mirrors[0] if mirrors else None  # rank 0's
-            return train(start.config, start, resume, world, console, upload=upload)
+            return train(start, resume, world, console, upload=upload)
     except KeyboardInterrupt:  # before there was anything to save
-        return 130
+        return exit_codes.INTERRUPTED
     except Exception as error:
-        return exit_codes.code_of(error, world, said_by=Unusable)
+        return exit_codes.of_error(error, world.complain, in_its_words=Unusable)
 
 
 def program() -> NoReturn:

@@ -147,7 +147,7 @@ def require_data(
 
     `config` are the other settings of the runs, which need no val where none of them `validates`.
     """
-    content = kind_of(config).content(config)
+    content = kind_of(config).content
     if data is not None:
         chosen = config.data.model_copy(update={"data": data})
         require_splits(chosen, content, validates=validates)

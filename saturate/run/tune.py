@@ -28,7 +28,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from saturate.contracts import UserError
 from saturate.engine.distributed import default_workers
-from saturate.run.program import exit_code
+from saturate.run.build import may_open
 from saturate.run.trial import (
     FULL_SIZE,
     GENTLER,
@@ -44,6 +44,7 @@ from saturate.run.trial import (
 from saturate.settings.cli import FolderOrUrl, Settings, flags
 from saturate.settings.config import FACTS, Config, as_yaml, build, parse
 from saturate.settings.run import Run
+from saturate.system.exit_codes import of_program
 from saturate.system.programs import program
 from saturate.system.resources import cores
 from saturate.tasks import kind_of
@@ -294,7 +295,7 @@ def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
     if flat["loader"] == "auto" and choice.get("loader") != "auto":
         # only the first run measures loaders: others take what auto tries first
         gpu = torch.cuda.is_available()
-        flat["loader"] = kind_of(recipe).may_open(recipe, gpu=gpu)[0]
+        flat["loader"] = may_open(kind_of(recipe), recipe, gpu=gpu)[0]
     return build(flat)
 
 
@@ -389,7 +390,7 @@ def fastest(settings: Tune, recipe: Config, fixed: set[str]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
     given = sys.argv[1:] if argv is None else argv
-    return exit_code("tune", lambda: _run(given))
+    return of_program("tune", lambda: _run(given))
 
 
 def _run(argv: list[str]) -> int:

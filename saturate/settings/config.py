@@ -185,14 +185,14 @@ def checked(words: dict[str, Any], preset: dict[str, Any]) -> Config:
     return config
 
 
-def for_ranks(config: Config, ranks: int) -> Config:
-    """Return the settings with the --batch-size and --accumulate with which so many ranks make
-    --global-batch-size. Raises UserError where they cannot."""
+def micro_batches(config: Config, ranks: int) -> tuple[int, int]:
+    """Return the samples of a micro-batch, and the micro-batches of a step, with which so many ranks make
+    --global-batch-size; without it --batch-size and --accumulate. Raises UserError where they cannot."""
     samples = config.optimisation.global_batch_size
-    if samples is None:
-        return config
-    share, rest = divmod(samples, ranks)
     asked = config.loading.batch_size
+    if samples is None:
+        return asked, config.optimisation.accumulate
+    share, rest = divmod(samples, ranks)
     most = min(asked, share)
     # the largest divisor; much smaller ones would be slow, and other statistics for batch norm
     sizes = range(most, most // 2, -1)
@@ -203,14 +203,7 @@ def for_ranks(config: Config, ranks: int) -> Config:
             f"--global-batch-size {samples}: the {samples / ranks:g} samples of each of {counted(ranks, 'rank')} are "
             f"no micro-batches of {asked} (--batch-size) to half of it; choose a multiple of {unit}"
         )
-    batch = {"batch_size": size}
-    step = {"accumulate": share // size}
-    return config.model_copy(
-        update={
-            "loading": config.loading.model_copy(update=batch),
-            "optimisation": config.optimisation.model_copy(update=step),
-        }
-    )
+    return size, share // size
 
 
 def of_ranks(own: Config, first: Mapping[str, Any]) -> Config:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from saturate.settings.help import HELP
-from saturate.system import limits
+from saturate.system import exit_codes, limits
 from saturate.system.urls import taken
 
 
@@ -31,7 +31,7 @@ def begin(program: str) -> Any:
     # a quarter of the imports' time went to looking for cycles among modules; `imported` ends it
     gc.disable()
     # imports leave nothing to tidy up
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(exit_codes.INTERRUPTED))
     sys.excepthook = partial(_missing, program)
     # what Slurm sends acts as SIGTERM before the loop listens, too: its script requeues what ends so
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -53,7 +53,7 @@ def begin(program: str) -> Any:
             parse(sys.argv[1:], tables())
     if said := limits.too_low():
         print(f"{program}: {said}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        sys.exit(exit_codes.MISTAKE)
     return before
 
 
@@ -75,4 +75,4 @@ def _missing(
     remedy = "`. .venv/bin/activate` takes the one that scripts/setup.sh has made"
     said = f"{program}: {sys.executable} has no package {error.name}; {remedy}"
     print(said, file=sys.stderr, flush=True)
-    os._exit(2)
+    os._exit(exit_codes.MISTAKE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import cast
 
@@ -22,7 +23,9 @@ TASKS = {
     "superres": "saturate.tasks.superres",
     "video": "saturate.tasks.video",
 }
-"""--task -> module that has its tasks.kind.TaskKind as KIND; imported when asked for."""
+"""--task -> module that has its tasks.kind.TaskKind as KIND; a run imports that of its task alone."""
+COMPARED = ("top1", "top5", "loss", "ap", "ap50", "psnr", "ssim")
+"""Figures by which TensorBoard's HPARAMS page compares runs, which may be of several tasks."""
 
 
 def tables() -> dict[str, Iterable[str]]:
@@ -41,8 +44,11 @@ def kind_named(task: str) -> TaskKind:
 
 
 def kind_of(config: Config) -> TaskKind:
-    """Return the entry of --task. Raises UserError for an unknown one, or a setting that it does not read."""
-    kind = kind_named(one_of("--task", config.model.task, TASKS)).of(config)
+    """Return the entry of --task with its settings. Raises UserError for an unknown task, or a setting that it
+    does not read."""
+    kind = kind_named(one_of("--task", config.model.task, TASKS))
+    groups = {field.name: getattr(config, field.name) for field in fields(kind)}
+    kind = replace(kind, **groups).variant
     require_read(config, kind)
     return kind
 
@@ -88,8 +94,10 @@ def architecture(
             registry = cast("Registry", import_module(module))
             return registry, one_of(flag, arch, registry.names(), lister=LISTER)
     names = kind.registry.names()
+    if arch in names:
+        return kind.registry, arch
     begun: list[str] = []  # names of others that begin so
-    for prefix, module in () if arch in names else kind.others.items():
+    for prefix, module in kind.others.items():
         # its package may not be installed
         with suppress(Unusable):
             theirs = import_module(module).names()
@@ -104,9 +112,3 @@ def architecture(
         said = f"{flag} got '{arch}' (did you mean {near}?); {LISTER} lists them"
         raise UserError(said)
     return kind.registry, one_of(flag, arch, names, lister=LISTER)
-
-
-def compared() -> tuple[str, ...]:
-    """Return the names of the figures of all tasks that runs are compared by, each once."""
-    figures = (figure for task in TASKS for figure in kind_named(task).figures)
-    return tuple(dict.fromkeys(figure.name for figure in figures if figure.compared))

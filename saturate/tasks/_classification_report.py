@@ -48,7 +48,7 @@ NAMES = 18
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validated:
+class ValidationFiles:
     """What a validation was of: the names of the classes, and the source of the samples."""
 
     classes: Sequence[str]
@@ -85,7 +85,7 @@ class Validated:
             images[f"val/{name}"] = np.asarray(picture)[None]
         return {"files": files, "images": images}
 
-    def tables_of_sets(
+    def multi_label_tables(
         self, answers: Answers, wanted: Array, precisions: Sequence[float | None]
     ) -> dict[str, bytes]:
         """Return the files of a validation with several labels each; `wanted` [n, C] is above 0 for these."""

@@ -22,6 +22,6 @@ def mixed(images: torch.Tensor, targets: Targets) -> torch.Tensor:
     return torch.lerp(others, images, own.to(images.dtype))
 
 
-def shared(own: torch.Tensor, others: torch.Tensor, targets: Targets) -> torch.Tensor:
+def blended(own: torch.Tensor, others: torch.Tensor, targets: Targets) -> torch.Tensor:
     """Return what is linear in a row's label, [B, ...], of its own label and of its partner's."""
     return torch.lerp(others, own, targets["shares"].view(-1, *[1] * (own.ndim - 1)))

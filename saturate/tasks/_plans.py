@@ -1,110 +1,20 @@
-"""Settings -> policies and plans: the only place where the plans' rooms meet the command line."""
+"""Settings -> the policies of plans: how samples are framed and augmented."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import fields
 
-import numpy as np
-
-from saturate.contracts import Array, Split, UserError
-from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.open import Console, Content, open_splits
-from saturate.dataset.val_split import Trained
-from saturate.loaders.images.transforms import Transform
+from saturate.contracts import UserError
 from saturate.models import Native
-from saturate.plan import order
 from saturate.plan.augment import AUGMENTATIONS, Augment, Look
-from saturate.plan.balance import Balance
 from saturate.plan.boxes import DetectionPolicy
 from saturate.plan.clips import ClipPolicy
-from saturate.plan.epoch import EpochPlan
 from saturate.plan.images import Growth, ImagePolicy
 from saturate.plan.mixing import Mixing
 from saturate.settings.augmentation import AugmentationSettings
 from saturate.settings.clips import Clips
-from saturate.settings.config import Config
 from saturate.settings.detection import Detection
-
-P = TypeVar("P", bound=EpochPlan)
-
-
-def opened(
-    config: Config,
-    loader: str,
-    content: Content,
-    console: Console,
-    model: ModelClasses | None = None,
-    trained: Trained | None = None,
-) -> dict[str, Split]:
-    """Open {"train": ..., "val": ...}. Raises UserError."""
-    return open_splits(
-        config.data,
-        content=content,
-        loader=loader,
-        read_delay_s=config.loading.read_delay_ms / 1e3,
-        read_threads=config.loading.read_threads,
-        evaluate=config.run.evaluate,
-        validates=config.run.val_every > 0,
-        model=model,
-        trained=trained,
-        console=console,
-    )
-
-
-def pair(
-    of: Callable[..., P],
-    config: Config,
-    splits: Mapping[str, Split],
-    training: Any,
-    validation: Any,
-    **ranks: int,
-) -> tuple[P, P]:
-    """Make the plans of training and of validation. `of(columns, policy, ...)` makes one.
-
-    A set of few steps gets a smaller batch of training, with which no sample is left out, unless
-    --global-batch-size is given. Raises UserError when not even one step can be trained.
-    """
-    load = config.loading
-    train = of(
-        splits["train"].columns,
-        training,
-        batch_size=load.batch_size,
-        accumulate=config.optimisation.accumulate,
-        shuffled=config.data.order == "shuffled",
-        repeats=config.augmentation.repeats,
-        balance=balance(config, splits["train"].columns),
-        **ranks,
-    )
-    if not config.run.uses:
-        fits = config.optimisation.global_batch_size is None
-        shares = train.world_size * train.accumulate
-        batch_size, keeps_tail = order.fitted(train.samples, train.batch_size, shares)
-        if keeps_tail and fits:
-            train = replace(train, batch_size=batch_size, keeps_tail=True)
-        train.require_a_step()
-    of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
-    val = of_val(batch_size=load.val_batch_size or train.batch_size)
-    # a larger batch would be padding; that of training is there anyway
-    most = max(
-        -(-val.samples * val.views // val.world_size),
-        1 if config.run.uses else train.batch_size,
-    )
-    return train, of_val(batch_size=most) if val.batch_size > most else val
-
-
-def balance(config: Config, columns: Any) -> Balance | None:
-    """Return how classes come alike in training with --balance sampler, else None. Raises UserError."""
-    if config.optimisation.balance != "sampler" or config.run.uses:
-        return None
-    if config.data.order != "shuffled" or config.augmentation.repeats > 1:
-        raise UserError(
-            "--balance sampler has an order of its own; leave --order and --repeats out"
-        )
-    return Balance.of(np.asarray(columns.label))
 
 
 def augment(
@@ -125,14 +35,6 @@ def augment(
             augmentation(**{name: getattr(settings, name) for name in names}, look=look)
         )
     return Augment(tuple(part for part in parts if part.on))
-
-
-def transforms(
-    settings: AugmentationSettings,
-) -> dict[str, Callable[[Array, int], Array]]:
-    """Return the user's own function by what it is of. Raises UserError where there is none of its name."""
-    name = settings.transforms
-    return {} if name is None else {settings.transforms_on: Transform(name)}
 
 
 def mixing(settings: AugmentationSettings) -> Mixing:

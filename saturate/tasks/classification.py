@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,19 +24,19 @@ from saturate.contracts import (
     UserError,
     World,
 )
-from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.open import Console
-from saturate.dataset.val_split import Trained
 from saturate.models import Native, Registry
 from saturate.models import classification as architectures
 from saturate.plan.epoch import exif_of
 from saturate.plan.images import ImagePlan
 from saturate.plan.mixing import UNMIXED, Mixing
 from saturate.plan.targets import IGNORE, label_targets
-from saturate.settings.config import Config
-from saturate.tasks._classification_report import Validated, calibration_error
-from saturate.tasks._mixing import mixed, shared
-from saturate.tasks._plans import image_policies, mixing, opened, pair
+from saturate.settings.augmentation import AugmentationSettings
+from saturate.settings.data import Data
+from saturate.settings.model import Model
+from saturate.settings.optimisation import Optimisation
+from saturate.tasks._classification_report import ValidationFiles, calibration_error
+from saturate.tasks._mixing import blended, mixed
+from saturate.tasks._plans import image_policies, mixing
 from saturate.tasks._predictions import (
     MOST,
     Answers,
@@ -45,23 +45,26 @@ from saturate.tasks._predictions import (
     mean,
     write_answers,
 )
-from saturate.tasks.kind import Predicting, Splits, TaskKind
+from saturate.tasks.batching import Batching
+from saturate.tasks.kind import DEFAULTS, Opening, Predicting, Splits, TaskKind
 
-FIGURES = (
-    Figure(name="top1", title="top-1", unit="%", chart="accuracy", compared=True),
-    Figure(name="top5", title="top-5", unit="%", chart="accuracy", compared=True),
-    Figure(
-        name="loss", title="loss", chart="loss", compared=True, larger_is_better=False
-    ),
-    Figure(name="ece", unit="%", chart="calibration"),
+LOSS = Figure(name="loss", title="loss", chart="loss", larger_is_better=False)
+COUNTS = (
     Figure(name="samples"),
     Figure(name="losses_not_finite", said="unless zero"),
     Figure(name="outputs_not_finite", said="unless zero"),
 )
-FIGURES_OF_SETS = (
+FIGURES = (
+    Figure(name="top1", title="top-1", unit="%", chart="accuracy"),
+    Figure(name="top5", title="top-5", unit="%", chart="accuracy"),
+    LOSS,
+    Figure(name="ece", unit="%", chart="calibration"),
+    *COUNTS,
+)
+MULTI_LABEL_FIGURES = (
     Figure(name="map", title="mAP", unit="%", chart="accuracy"),
-    FIGURES[2],
-    *FIGURES[4:],
+    LOSS,
+    *COUNTS,
 )
 LOSS_UNIT = 2.0**-20
 """Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not
@@ -83,7 +86,7 @@ class Classification:
     mixing: Mixing = UNMIXED
     weights: Array | None = None  # [n], of the samples in training; their mean is 1
     # what a validation is of, for its files and pictures
-    val_set: Validated | None = None
+    val_set: ValidationFiles | None = None
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return {"labels": int64 [B]}, IGNORE where the row is padding, and plan.mixing's where it mixes.
@@ -127,7 +130,7 @@ class Classification:
         self, logits: torch.Tensor, wanted: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
         if "partners" in batch.targets:
-            wanted = shared(wanted, wanted[batch.targets["partners"]], batch.targets)
+            wanted = blended(wanted, wanted[batch.targets["partners"]], batch.targets)
         return binary_cross_entropy(
             logits, wanted, batch.valid, self.label_smoothing, self.threshold
         )
@@ -155,7 +158,7 @@ def cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch
     losses = of(labels)
     if "partners" in batch.targets:
         others = of(labels[batch.targets["partners"]])
-        losses = shared(losses, others, batch.targets)
+        losses = blended(losses, others, batch.targets)
     return torch.where(batch.valid, losses, 0.0)
 
 
@@ -182,7 +185,7 @@ def binary_cross_entropy(
 
 
 @dataclass(frozen=True, eq=False)
-class LabelSets(Classification):
+class MultiLabel(Classification):
     """contracts.Task with a set of labels an image: `labels` [n] are the images' sets.
 
     Images that are mixed have both sets, each with its share. The loss is binary cross entropy.
@@ -212,7 +215,7 @@ class TopK:
     def __init__(
         self,
         device: torch.device,
-        val_set: Validated | None = None,
+        val_set: ValidationFiles | None = None,
         *,
         binary: bool = False,
     ) -> None:
@@ -277,7 +280,7 @@ class MeanPrecision:
     sample whose output is not finite ranks last.
     """
 
-    def __init__(self, classes: int, val_set: Validated | None = None) -> None:
+    def __init__(self, classes: int, val_set: ValidationFiles | None = None) -> None:
         self._classes = classes
         self._val_set = val_set
         # ids on the host; on the device logits and wanted [B, C], labels and valid [B]
@@ -328,7 +331,7 @@ class MeanPrecision:
         answers = answers_of(ids, logits, labels, binary=True)
         files = {}
         if self._val_set is not None and world.rank == 0:
-            tables = self._val_set.tables_of_sets(answers, wanted, precisions)
+            tables = self._val_set.multi_label_tables(answers, wanted, precisions)
             files = {"files": tables}
         return {
             "map": mean(sum(known), len(known)),
@@ -357,22 +360,24 @@ def average_precision(scores: Array, wanted: Array) -> float | None:
 
 
 def extras_of(
-    answers: Answers, val_set: Validated | None, world: World
+    answers: Answers, val_set: ValidationFiles | None, world: World
 ) -> dict[str, Any]:
     """Return the `extras` of a validation; files and pictures are made by rank 0 alone."""
     made = {} if val_set is None or world.rank else val_set.extras(answers)
     return {"answers": answers, **made}
 
 
-def balancing(config: Config, columns: Any) -> Array | None:
+def balancing(
+    optimisation: Optimisation, augmentation: AugmentationSettings, columns: Any
+) -> Array | None:
     """Return what each sample's loss is weighed by, [n], so that every class counts alike; None: each counts 1.
 
     The mean over the samples is 1. It is a function of the whole data set, so ranks change nothing. Raises
     UserError where samples are mixed, which then have two classes.
     """
-    if config.optimisation.balance != "loss":
+    if optimisation.balance != "loss":
         return None
-    if mixing(config.augmentation).mixes:
+    if mixing(augmentation).mixes:
         raise UserError(
             "--balance loss is of one class a sample, --mixup and --cutmix mix two; leave one out"
         )
@@ -382,38 +387,35 @@ def balancing(config: Config, columns: Any) -> Array | None:
     return weights
 
 
+@dataclass(frozen=True)
 class ClassificationKind(TaskKind):
     """Images with a label."""
 
+    data: Data = DEFAULTS.data
+    augmentation: AugmentationSettings = DEFAULTS.augmentation
+    model: Model = DEFAULTS.model
+    optimisation: Optimisation = DEFAULTS.optimisation
+
     name = "classification"
     arch = "resnet50"
-    registry: Registry = architectures
-    others: Mapping[str, str] = {"timm/": "saturate.models.timm"}
-    figures: tuple[Figure, ...] = FIGURES
+    registry: ClassVar[Registry] = architectures
+    others: ClassVar[Mapping[str, str]] = {"timm/": "saturate.models.timm"}
+    figures: ClassVar[tuple[Figure, ...]] = FIGURES
 
-    def of(self, config: Config) -> TaskKind:
-        return KIND_OF_SETS if config.data.multi_label else self
+    @property
+    def variant(self) -> TaskKind:
+        if self.data.multi_label and self.reads("multi_label"):
+            return MultiLabelKind(**vars(self))
+        return self
 
-    def splits(
-        self,
-        config: Config,
-        loader: str,
-        console: Console,
-        model: ModelClasses | None = None,
-        trained: Trained | None = None,
-    ) -> dict[str, Split]:
-        return opened(config, loader, self.content(config), console, model, trained)
+    def splits(self, opening: Opening) -> dict[str, Split]:
+        return opening.splits(self.content)
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[Plan, Plan]:
-        return pair(
-            ImagePlan,
-            config,
-            splits,
-            *image_policies(config.augmentation, native),
-            **ranks,
-        )
+        policies = image_policies(self.augmentation, native)
+        return batching.pair(ImagePlan, splits, *policies)
 
     def used(self, plan: Any) -> dict[str, Any]:
         policy = plan.policy
@@ -423,14 +425,17 @@ class ClassificationKind(TaskKind):
             "val_resize": policy.resize,
         }
 
+    def building(self, columns: Any) -> dict[str, Any]:
+        depth = self.model.stochastic_depth
+        given = {} if depth is None else {"stochastic_depth": depth}
+        return {**super().building(columns), **given}
+
     def task_of(self, columns: Any) -> Callable[..., Classification]:
         """Return a function: Classification's keywords -> the Task of this split."""
         return partial(Classification, columns.label)
 
-    def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
-    ) -> tuple[Task, Task]:
-        loss = config.optimisation
+    def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        loss = self.optimisation
         columns, val = splits["train"].columns, splits["val"]
         binary = loss.loss == "bce"
         train = self.task_of(columns)(
@@ -438,47 +443,43 @@ class ClassificationKind(TaskKind):
             binary=binary,
             threshold=loss.bce_threshold,
             auxiliary_weight=auxiliary_weight,
-            mixing=mixing(config.augmentation),
-            weights=balancing(config, columns),
+            mixing=mixing(self.augmentation),
+            weights=balancing(loss, self.augmentation, columns),
         )
-        val_set = None
-        if config.run.predict is None:  # what is predicted has no labels
-            classes, turns = val.columns.classes, exif_of(val.columns)
-            val_set = Validated(classes=classes, source=val.source, turns=turns)
+        classes, turns = val.columns.classes, exif_of(val.columns)
+        val_set = ValidationFiles(classes=classes, source=val.source, turns=turns)
         return train, self.task_of(val.columns)(binary=binary, val_set=val_set)
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
-        """Return what --predict does: a validation whose labels mean nothing. Raises UserError."""
+        """Return what --predict does: a validation whose labels mean nothing, without files of its own."""
         no_labels = np.zeros(len(found.columns.classes), np.int64)
         split = replace(found, columns=found.columns.numbered(no_labels, classes))
-        _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
+        task = self.task_of(split.columns)(binary=self.optimisation.loss == "bce")
         write = partial(write_answers, classes=classes)
         return Predicting(split=split, task=task, write=write)
 
 
-class SetsKind(ClassificationKind):
+class MultiLabelKind(ClassificationKind):
     """Images with a set of labels: --multi-label."""
 
-    figures = FIGURES_OF_SETS
-    predicting = ClassificationKind.predicting  # the answers of sets have the same form
+    figures = MULTI_LABEL_FIGURES
+    # the answers have the same form
+    predicting = ClassificationKind.predicting
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
         several = getattr(columns, "several", None)
         if several is None:  # of files without labels
             several = np.zeros((len(columns.classes),) * 2, bool)
-        return partial(LabelSets, columns.label, classes_of_set=several)
+        return partial(MultiLabel, columns.label, classes_of_set=several)
 
-    def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
-    ) -> tuple[Task, Task]:
-        if config.optimisation.balance != "none":
+    def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        if self.optimisation.balance != "none":
             raise UserError(
                 "--balance is of one class a sample, --multi-label has several; leave one out"
             )
-        return super().tasks(config, splits, auxiliary_weight)
+        return super().tasks(splits, auxiliary_weight)
 
 
 KIND = ClassificationKind()
-KIND_OF_SETS = SetsKind()

@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,18 +25,20 @@ from saturate.contracts import (
     Task,
     UserError,
 )
-from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Console, Content
 from saturate.models import Native, Registry
 from saturate.models import detection as architectures
 from saturate.plan.boxes import CENTRED, DetectionPlan, padding
 from saturate.plan.targets import IGNORE, packed, padded
-from saturate.settings.config import Config
+from saturate.settings import detection as settings
+from saturate.settings.augmentation import AugmentationSettings
+from saturate.settings.model import Model
 from saturate.tasks import _coco
 from saturate.tasks._coco_ap import CocoAP
 from saturate.tasks._detections import Found, Unannotated, write_detections
-from saturate.tasks._plans import detection_policies, opened, pair
-from saturate.tasks.kind import Predicting, Splits, TaskKind
+from saturate.tasks._plans import detection_policies
+from saturate.tasks.batching import Batching
+from saturate.tasks.kind import DEFAULTS, Opening, Predicting, Splits, TaskKind
 
 ARCH = "fasterrcnn_resnet50_fpn_v2"
 TITLES = {
@@ -59,10 +61,7 @@ def _figures() -> Iterator[Figure]:
         names = [_coco.PREFIXES[kind] + name for name in _coco.FIGURES[kind]]
         said = len(titles)
         for name, title in zip(names[:said], titles, strict=True):
-            compared = title in ("AP", "AP50")
-            yield Figure(
-                name=name, title=title, unit="%", chart=chart, compared=compared
-            )
+            yield Figure(name=name, title=title, unit="%", chart=chart)
         for name in names[said:]:
             yield Figure(name=name, unit="%", said="never", chart=CHARTS.get(name, ""))
 
@@ -169,110 +168,113 @@ class Detection:
         )
 
 
+@dataclass(frozen=True)
 class DetectionKind(TaskKind):
     """Images with boxes, masks or keypoints, in COCO's layout."""
 
+    model: Model = DEFAULTS.model
+    augmentation: AugmentationSettings = DEFAULTS.augmentation
+    detection: settings.Detection = DEFAULTS.detection
+
     name = "detection"
     arch = ARCH
-    registry: Registry = architectures
+    registry: ClassVar[Registry] = architectures
+    content: ClassVar[Content] = "instances"
     cpu_precision = "fp32"
-    figures: tuple[Figure, ...] = FIGURES
+    figures: ClassVar[tuple[Figure, ...]] = FIGURES
     loss_parts = True
     graphs = False  # as many shapes as canvases
 
-    def of(self, config: Config) -> TaskKind:
-        if _parts(config)["keypoints"]:
-            return KIND_OF_KEYPOINTS
+    @property
+    def variant(self) -> TaskKind:
+        if self._parts["keypoints"]:
+            return KeypointsKind(**vars(self))
         # torchvision's SSDs have no longer side
-        native = architectures.native(config.model.arch or ARCH)
-        return self if native.longer else KIND_OF_SQUARES
+        longer = architectures.native(self._arch).longer
+        return self if longer else SquaresKind(**vars(self))
+
+    @property
+    def _arch(self) -> str:
+        return self.model.arch or ARCH
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What the architecture learns beside boxes."""
+        return {
+            "masks": "maskrcnn" in self._arch,
+            "keypoints": "keypointrcnn" in self._arch,
+        }
 
     def adopted(
         self, module: nn.Module, arch: str, shape: tuple[int, ...]
     ) -> nn.Module:
         return architectures.adopted(module, arch, shape)
 
-    def content(self, config: Config) -> Content:
-        return "keypoints" if _parts(config)["keypoints"] else "instances"
-
-    def splits(
-        self,
-        config: Config,
-        loader: str,
-        console: Console,
-        model: ModelClasses | None = None,
-    ) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split]:
         """Open both. Raises UserError.
 
         An architecture that learns masks trains on no box without one. That holds in this process alone:
         columns pickle as their folder.
         """
         # now, and not in the process that scores behind the first epoch
-        import_module(config.detection.evaluator.replace("-", "_"))
-        found = opened(config, loader, self.content(config), console, model)
+        import_module(self.detection.evaluator.replace("-", "_"))
+        found = opening.splits(self.content)
         train, val = found["train"], found["val"]
         if not np.array_equal(train.columns.keypoint_name, val.columns.keypoint_name):
             raise UserError(
                 "--data: the categories of validation name other keypoints than those of training, "
                 "or in another order"
             )
-        if _parts(config)["masks"]:
-            masked = _with_masks(train.columns, config.model.arch or ARCH, console)
+        if self._parts["masks"]:
+            masked = _with_masks(train.columns, self._arch, opening.console)
             found["train"] = replace(train, columns=masked)
         return found
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[DetectionPlan, DetectionPlan]:
-        detection = config.detection
-        policies = detection_policies(config.augmentation, detection, native)
-        return pair(
-            DetectionPlan,
-            config,
-            splits,
-            *policies,
-            keep_empty=detection.keep_empty,
-            **ranks,
-        )
+        policies = detection_policies(self.augmentation, self.detection, native)
+        keep_empty = self.detection.keep_empty
+        return batching.pair(DetectionPlan, splits, *policies, keep_empty=keep_empty)
 
     def used(self, plan: DetectionPlan) -> dict[str, Any]:
         return {"image_size": plan.policy.size, "longer_side": plan.policy.longer}
 
-    def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
-    ) -> tuple[Task, Task]:
+    def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train, val = splits["train"], splits["val"]
-        centred = config.detection.augment in CENTRED
-        parts = _parts(config)
+        parts = self._parts
         places = 0
         if self.graphs:
             places = int(train.columns.boxes_of_images.max(initial=1))
         return Detection(
-            train.columns, centred=centred, places=places, **parts
+            train.columns,
+            centred=self.detection.augment in CENTRED,
+            places=places,
+            **parts,
         ), Detection(
             val.columns,
             training=False,
-            evaluator=config.detection.evaluator,
+            evaluator=self.detection.evaluator,
             source=val.source,
             **parts,
         )
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return the validation of images in which nothing is marked."""
-        parts = _parts(config)
+        parts = self._parts
         split = replace(found, columns=Unannotated.of(found.columns, classes))
         task = Detection(split.columns, training=False, scored=False, **parts)
         kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
         write = partial(write_detections, split=split, kinds=kinds)
         return Predicting(split=split, task=task, write=write)
 
-    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+    def building(self, columns: Any) -> dict[str, Any]:
         return {
             "classes": len(columns.classes),
-            "weights_backbone": config.detection.weights_backbone,
-            "trainable_layers": config.detection.trainable_layers,
+            "weights_backbone": self.detection.weights_backbone,
+            "trainable_layers": self.detection.trainable_layers,
             "keypoints": len(columns.keypoint_mirror),
         }
 
@@ -296,6 +298,7 @@ class SquaresKind(DetectionKind):
 class KeypointsKind(DetectionKind):
     """Detectors of keypoints."""
 
+    content = "keypoints"
     predicting = TaskKind.predicting
     unpredicted = "keypoints: a checkpoint does not say how many there are"
 
@@ -319,12 +322,4 @@ def _with_masks(columns: Any, arch: str, console: Console) -> Any:
     return replace(columns, usable=usable & drawn)
 
 
-def _parts(config: Config) -> dict[str, Any]:
-    """Return what the architecture learns beside boxes."""
-    arch = config.model.arch or ARCH
-    return {"masks": "maskrcnn" in arch, "keypoints": "keypointrcnn" in arch}
-
-
 KIND = DetectionKind()
-KIND_OF_SQUARES = SquaresKind()
-KIND_OF_KEYPOINTS = KeypointsKind()

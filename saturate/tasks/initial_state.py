@@ -47,7 +47,9 @@ class Start:
     """The settings of a run, and the weights that its network begins with."""
 
     config: Config
-    told: list[str]  # lines for the user, in which `network` says what it has chosen
+    messages: list[
+        str
+    ]  # lines for the user, in which `network` says what it has chosen
     weights: str | None  # a file, or the name of published weights
     # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
     origin: str
@@ -80,13 +82,13 @@ class Start:
             config = _without_training(config) if config.run.uses else config
             return cls(
                 config=config,
-                told=[],
+                messages=[],
                 weights=weights,
                 origin=f"--weights {weights}",
                 trained=(),
             )
         asked = config.flat()
-        config, told = _evaluated(checkpoint, config, given, origin)
+        config, messages = _evaluated(checkpoint, config, given, origin)
         of_data = {
             name: asked[name]
             for name, value in config.flat().items()
@@ -96,7 +98,7 @@ class Start:
         averaged = torch_files.meant(checkpoint) == torch_files.AVERAGE
         return cls(
             config=config,
-            told=told,
+            messages=messages,
             weights=str(path),
             origin=origin,
             trained=tuple(checkpoint["classes"]),
@@ -131,24 +133,25 @@ class Start:
             if before[name] != now[name]
         )
         line = f"{self.origin}: left out on --data {now['data']}, which is not what it was trained on: {flags}"
-        told = [*self.told, f"{line}; give them to have them here, too"]
-        return replace(self, config=self.elsewhere, told=told), found
+        messages = [*self.messages, f"{line}; give them to have them here, too"]
+        return replace(self, config=self.elsewhere, messages=messages), found
 
     @property
     def of_average(self) -> bool:
         """Whether answers and files are of the checkpoint's average, and not of its network."""
         return self.used.get("of") == "average"
 
-    def weights_told(self, *, resumed: bool) -> str:
+    def weights_message(self, *, resumed: bool) -> str:
         """Return what to say of the weights that training begins with; "" where it goes on, or is meant to begin
         with none."""
-        if self.weights or resumed:
-            return "" if resumed else str(self.weights)
+        if resumed:
+            return ""
+        if self.weights:
+            return str(self.weights)
         config = self.config
-        trained = config.model.freeze or config.optimisation.layer_decay < 1
-        return "none, and the settings are for trained ones: --weights DEFAULT" * bool(
-            trained
-        )
+        if config.model.freeze or config.optimisation.layer_decay < 1:
+            return "none, and the settings are for trained ones: --weights DEFAULT"
+        return ""
 
     def native(self, registry: Registry, arch: str) -> Native:
         """Return what the architecture was made for, with --image-size, --mean and the like where given.
@@ -237,7 +240,7 @@ class Start:
                 ) from None
         # --evaluate validates both, the network and its average
         if not (self.config.run.evaluate and self.trained):
-            self.told.extend(
+            self.messages.extend(
                 line.replace(f"--weights {self.weights}", self.origin)
                 for line in loaded.notes
             )
@@ -245,7 +248,7 @@ class Start:
         others = (pair for pair in pairs if plain(pair[0]) != plain(pair[1]))
         if other := next(others, None):
             anew = ", ".join(_head_anew(module, registry, arch, shape, heads))
-            self.told.append(
+            self.messages.append(
                 f"{self.origin}: its head is of other classes, such as '{other[0]}' in the place of '{other[1]}': "
                 f"{anew} start anew"
             )
@@ -258,7 +261,7 @@ class Start:
                         dry_run(module, (*shape[:-2], side, side))
         if model.grad_checkpointing and not self.config.run.uses:
             count = recompute_blocks(module, arch)
-            self.told.append(
+            self.messages.append(
                 f"--grad-checkpointing: the backward pass computes {counted(count, 'block')} again"
             )
         if model.sync_bn and not self.config.run.uses:
@@ -276,7 +279,7 @@ class Start:
                 f"{self.origin} is for other classes, {random} would be random; {remedy}"
             )
         if (pattern := self.config.model.freeze) and not self.config.run.uses:
-            self.told.append(freeze(module, pattern))
+            self.messages.append(freeze(module, pattern))
         evaluates = self.config.run.evaluate and self.weights and "classes" in heads
         if evaluates and self.classes(registry, arch) is None:
             guess = "its outputs are taken as the classes of --data in the order of their names"
@@ -339,7 +342,7 @@ def _evaluated(
         name: value for name, value in content.get("used", {}).items() if name in TAKEN
     }
     chosen = config.flat()
-    told = []
+    messages = []
     precision = asked.get("precision", "auto")
     trained = {**asked, **used, "arch": content["arch"], "precision": precision}
     for name in ("task", "arch"):
@@ -373,14 +376,14 @@ def _evaluated(
         ):
             continue
         here = f"--{name.replace('_', '-')} {_shown(chosen[name])}"
-        told.append(
+        messages.append(
             f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}"
         )
     taken = {
         name: value for name, value in trained.items() if name in TAKEN or name in used
     }
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
-    return _without_training(schema.build(flat, origin=origin)), told
+    return _without_training(schema.build(flat, origin=origin)), messages
 
 
 def _without_training(config: Config) -> Config:

@@ -6,20 +6,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from saturate.contracts import Array, Feed, Figure, Pixels, Plan, Split, Task
+from saturate.contracts import Array, Figure, Plan, Split, Task
 from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.open import Console, Content, are_files
-from saturate.loaders import LOADERS, Medium, default_loader, of_medium, usable
+from saturate.dataset.open import Console, Content, open_splits
+from saturate.dataset.val_split import Trained
+from saturate.loaders import Medium, default_loader, of_medium
 from saturate.models import Native, Registry
-from saturate.settings.cli import one_of
 from saturate.settings.config import FACTS, Config
+from saturate.settings.data import Data
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
+    from saturate.tasks.batching import Batching  # with NumPy's random generators
+
+DEFAULTS = Config()
+"""Settings of a TaskKind that stands for no run."""
 Splits = Mapping[str, Split]
 """{"train": ..., "val": ...}."""
 
@@ -49,100 +53,103 @@ class Predicting:
     write: Write
 
 
-class TaskKind(ABC):
-    """The entry of one --task. Its file exports one as KIND, and a line of tasks.TASKS names the file."""
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """How the data of a run is opened, whatever its task is."""
 
-    name: str  # as --task has it, and TASKS
-    arch: str  # of --arch, where none is given
-    registry: Registry  # the architectures: a module of models/
-    # what a name of --arch begins with -> another module of models/
-    others: Mapping[str, str] = {}
-    medium: Medium = "images"  # what the files hold, which says which loaders there are
-    unit: str = "img/s"  # of the rate
-    cpu_precision: str = "auto"  # of --precision auto on a CPU
-    # of a validation, in the order of the table; the first one picks best.pt
-    figures: tuple[Figure, ...]
-    # settings that it reads beside those whose facts name it, or no task
-    also: tuple[str, ...] = ()
-    loss_parts: bool = False  # Task.parts names parts of the loss
-    unpredicted: str = ""  # what --predict is not for, where that is not the whole task
-    has_classes: bool = True  # a checkpoint names what its outputs stand for
-    # every batch has the same shape, so that a step can be a CUDA graph
-    graphs: bool = True
+    data: Data
+    loader: str
+    console: Console
+    read_delay_s: float
+    read_threads: int | None
+    evaluate: bool
+    validates: bool
+    # to evaluate a network with these classes, which the columns then have
+    model: ModelClasses | None
+    # what a checkpoint was trained on, whose --val-share stays
+    trained: Trained | None
 
-    def of(self, config: Config) -> TaskKind:
-        """Return the entry for these settings, with which a task may have other figures."""
-        return self
-
-    @abstractmethod
-    def splits(
-        self,
+    @classmethod
+    def of(
+        cls,
         config: Config,
         loader: str,
         console: Console,
         model: ModelClasses | None = None,
-    ) -> dict[str, Split]:
-        """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError.
+        trained: Trained | None = None,
+    ) -> Opening:
+        """Return how the data of these settings is opened for a loader."""
+        return cls(
+            data=config.data,
+            loader=loader,
+            console=console,
+            read_delay_s=config.loading.read_delay_ms / 1e3,
+            read_threads=config.loading.read_threads,
+            evaluate=config.run.evaluate,
+            validates=config.run.val_every > 0,
+            model=model,
+            trained=trained,
+        )
 
-        `model`: to evaluate a network with these classes, which the columns then have. A task that reads
-        --val-share is also given `trained`, a dataset.val_split.Trained, of a checkpoint that has one.
-        """
+    def splits(self, content: Content) -> dict[str, Split]:
+        """Open {"train": ..., "val": ...}. Raises UserError."""
+        how = {name: value for name, value in vars(self).items() if name != "data"}
+        return open_splits(self.data, content=content, **how)
+
+
+@dataclass(frozen=True)
+class TaskKind(ABC):
+    """The entry of one --task. Its file exports one as KIND, and a line of tasks.TASKS names the file.
+
+    Its fields are the groups of settings that the task reads, by their names in settings.config.Config. Those of
+    KIND are the defaults; tasks.kind_of fills in a run's.
+    """
+
+    name: ClassVar[str]  # as --task has it, and TASKS
+    arch: ClassVar[str]  # of --arch, where none is given
+    registry: ClassVar[Registry]  # the architectures: a module of models/
+    # what a name of --arch begins with -> another module of models/
+    others: ClassVar[Mapping[str, str]] = {}
+    # what the files hold, which says which loaders there are
+    medium: ClassVar[Medium] = "images"
+    # what the data set holds, which says how --data is read
+    content: ClassVar[Content] = "images"
+    unit: ClassVar[str] = "img/s"  # of the rate
+    cpu_precision: ClassVar[str] = "auto"  # of --precision auto on a CPU
+    # of a validation, in the order of the table; the first one picks best.pt
+    figures: ClassVar[tuple[Figure, ...]]
+    # settings that it reads beside those whose facts name it, or no task
+    also: ClassVar[tuple[str, ...]] = ()
+    loss_parts: ClassVar[bool] = False  # Task.parts names parts of the loss
+    # what --predict is not for, where that is not the whole task
+    unpredicted: ClassVar[str] = ""
+    # a checkpoint names what its outputs stand for
+    has_classes: ClassVar[bool] = True
+    # every batch has the same shape, so that a step can be a CUDA graph
+    graphs: ClassVar[bool] = True
+
+    @property
+    def variant(self) -> TaskKind:
+        """The entry for its settings, with which a task may have other figures."""
+        return self
+
+    @abstractmethod
+    def splits(self, opening: Opening) -> dict[str, Split]:
+        """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError."""
 
     @abstractmethod
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[Plan, Plan]:
-        """Return the plans to train and to validate. `ranks`: seed, world_size, rank. Raises UserError."""
+        """Return the plans to train and to validate. Raises UserError."""
 
     @abstractmethod
-    def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
-    ) -> tuple[Task, Task]:
+    def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         """Return what a batch of training means, and one of validation."""
 
-    def feeds(
-        self,
-        config: Config,
-        splits: Splits,
-        plans: tuple[Plan, Plan],
-        tasks: tuple[Task, Task],
-        *,
-        pixels: Pixels,
-        device: torch.device,
-        workers: int,
-    ) -> tuple[Feed, Feed]:
-        """Return what a loader is opened with, to train and to validate: `plans` and `tasks` are of both."""
-        from saturate.tasks._plans import (
-            transforms,  # with torch, which --help-all does without
-        )
-
-        load = config.loading
-        asked = self.reads("transforms") and not config.run.uses
-        own = {"train": transforms(config.augmentation) if asked else {}, "val": {}}
-        train, val = (
-            Feed(
-                plan=plan,
-                source=splits[name].source,
-                columns=splits[name].columns,
-                targets=task.targets,
-                pixels=pixels,
-                device=device,
-                workers=workers,
-                threads=load.decode_threads or workers,
-                reader=load.reader,
-                pinned=load.pin_memory,
-                transforms=own[name],
-            )
-            for name, plan, task in zip(("train", "val"), plans, tasks, strict=True)
-        )
-        return train, val
-
-    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+    def building(self, columns: Any) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
-        depth = config.model.stochastic_depth
-        return {"classes": len(columns.classes)} | (
-            {} if depth is None else {"stochastic_depth": depth}
-        )
+        return {"classes": len(columns.classes)}
 
     def adopted(
         self, module: nn.Module, arch: str, shape: tuple[int, ...]
@@ -176,7 +183,7 @@ class TaskKind(ABC):
         return int(columns.size[ids].sum())
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does with the files that were `found`, for a network with these classes.
 
@@ -195,14 +202,6 @@ class TaskKind(ABC):
         )
         return issubclass(predicting, tasks)
 
-    def content(self, config: Config) -> Content:
-        """Return what the data set holds, which says how --data is read."""
-        return "videos" if self.medium == "videos" else "images"
-
-    def are_files(self, config: Config) -> bool:
-        """Return whether each sample will be a file of its own, which --loader auto depends on."""
-        return are_files(config.data, self.content(config))
-
     @property
     def loaders(self) -> Collection[str]:
         """Return the names that --loader takes."""
@@ -211,34 +210,6 @@ class TaskKind(ABC):
     def default_loader(self, *, gpu: bool, files: bool = True) -> str:
         """Return the loader that --loader auto is; `files`: each sample is a file of its own."""
         return default_loader(self.medium, gpu=gpu, files=files)
-
-    def may_open(self, config: Config, *, gpu: bool) -> tuple[str, ...]:
-        """Return the loaders of which a run opens one: what --loader names; of auto, all that can run here.
-
-        The first is the likeliest to be the fastest, and what an evaluation takes. Raises UserError for an
-        unknown name.
-        """
-        found = self.can_open(config, gpu=gpu)
-        asked = config.loading.loader
-        if asked != "auto" or not found:
-            likeliest = self.default_loader(gpu=gpu, files=self.are_files(config))
-            return (one_of("--loader", asked, self.loaders, auto=likeliest),)
-        return found[:1] if config.run.evaluate else found
-
-    def can_open(self, config: Config, *, gpu: bool) -> tuple[str, ...]:
-        """Return the loaders that can run here on --data, the likeliest to be the fastest first."""
-        if config.data.data is None:
-            return ()
-        files = self.are_files(config)
-        likeliest = self.default_loader(gpu=gpu, files=files)
-        names = [likeliest, *(other for other in self.loaders if other != likeliest)]
-        if (
-            config.augmentation.transforms
-            and self.reads("transforms")
-            and not config.run.evaluate
-        ):
-            names = [name for name in names if LOADERS[name].transforms]
-        return tuple(name for name in names if usable(name, gpu=gpu, files=files))
 
     def reads(self, setting: str) -> bool:
         """Return whether a setting means anything to this task."""

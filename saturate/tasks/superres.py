@@ -9,7 +9,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ from saturate.contracts import (
     counted,
 )
 from saturate.dataset.images.columns import shown_by
-from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.open import Console, Content, cache_folder, tell_of_copies
+from saturate.dataset.open import cache_folder, tell_of_copies
 from saturate.dataset.pairs.columns import Pairs, source_of, split_of, synthetic
 from saturate.dataset.pairs.layouts import HOLDS
 from saturate.dataset.pairs.scan import open_pairs
@@ -43,7 +42,9 @@ from saturate.models import superres as architectures
 from saturate.models.superres import ARCHITECTURES, enlarged, luma
 from saturate.plan.geometry import turned_pixels
 from saturate.plan.patches import HIGH, PatchPlan, PatchPolicy
-from saturate.settings.config import Config
+from saturate.settings import superres as settings
+from saturate.settings.model import Model
+from saturate.settings.run import Run
 from saturate.tasks import _tables
 from saturate.tasks._fidelity import (
     SSIM_SIDE,
@@ -54,14 +55,14 @@ from saturate.tasks._fidelity import (
     ssim,
     whole,
 )
-from saturate.tasks._plans import pair
 from saturate.tasks._predictions import NO_NUMBER, mean
-from saturate.tasks.kind import Asked, Predicting, Splits, TaskKind
+from saturate.tasks.batching import Batching
+from saturate.tasks.kind import DEFAULTS, Asked, Opening, Predicting, Splits, TaskKind
 
 FIGURES = (
-    Figure(name="psnr", title="PSNR", unit="dB", chart="PSNR", compared=True),
+    Figure(name="psnr", title="PSNR", unit="dB", chart="PSNR"),
     Figure(name="psnr_bicubic", title="PSNR of bicubic", unit="dB", chart="PSNR"),
-    Figure(name="ssim", title="SSIM", chart="SSIM", compared=True),
+    Figure(name="ssim", title="SSIM", chart="SSIM"),
     Figure(name="ssim_bicubic", title="SSIM of bicubic", chart="SSIM", said="never"),
     Figure(name="samples"),
     Figure(name="outputs_not_finite", said="unless zero"),
@@ -304,42 +305,43 @@ def _crop(picture: torch.Tensor) -> torch.Tensor:
     return (padded.permute(1, 2, 0) * WHITE).round().to(torch.uint8)
 
 
+@dataclass(frozen=True)
 class SuperresKind(TaskKind):
     """Images to be enlarged; there are no classes."""
 
+    run: Run = DEFAULTS.run
+    model: Model = DEFAULTS.model
+    superres: settings.Superres = DEFAULTS.superres
+
     name = "superres"
     arch = "espcn"
-    registry: Registry = architectures
+    registry: ClassVar[Registry] = architectures
     medium = "pairs"
     has_classes = False
     # bf16 has 8 bits, as many as a level: outputs would be rounded to it
     cpu_precision = "fp32"
-    figures: tuple[Figure, ...] = FIGURES
+    figures: ClassVar[tuple[Figure, ...]] = FIGURES
 
-    def splits(
-        self,
-        config: Config,
-        loader: str,
-        console: Console,
-        model: ModelClasses | None = None,
-    ) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split]:
         """Open both, and say what was left out. To evaluate, validation will do, and is both."""
-        own = config.superres
-        data = config.data
+        own = self.superres
+        console = opening.console
+        data = opening.data
         patches = {"train": own.patches_per_image, "val": 1}
         if data.data is None:
-            if loader != "synthetic":
+            if opening.loader != "synthetic":
                 raise UserError(
-                    f"--data is missing: --loader {loader} reads files; {HOLDS}, or --loader synthetic"
+                    f"--data is missing: --loader {opening.loader} reads files; {HOLDS}, or --loader synthetic"
                 )
             return {
                 name: Split(columns=columns, source=NoBytes(len(columns)))
                 for name, count in STAND_INS.items()
                 for columns in [synthetic(count, SIDE, patches[name])]
             }
-        least = {"train": self._patch(config), "val": 2 * _shave(config) + SSIM_SIDE}
-        needed = ["train"] * (not config.run.evaluate)
-        needed += ["val"] * (config.run.evaluate or config.run.val_every > 0)
+        least = {"train": self._patch, "val": 2 * self._shave + SSIM_SIDE}
+        needed = ["train", "val"] if opening.validates else ["train"]
+        if opening.evaluate:
+            needed = ["val"]
         cache = cache_folder(data.manifest_dir)
         found: dict[str, Split] = {}
         for name in needed:
@@ -354,7 +356,7 @@ class SuperresKind(TaskKind):
                     cache=cache,
                     rescan=data.rescan,
                     max_pixels=data.max_pixels,
-                    read_delay_s=config.loading.read_delay_ms / 1e3,
+                    read_delay_s=opening.read_delay_s,
                     progress=progress,
                 )
             for line in messages:
@@ -373,29 +375,27 @@ class SuperresKind(TaskKind):
         return {name: found.get(name, there) for name in STAND_INS}
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[PatchPlan, PatchPlan]:
         """Return the plans of patches, and of whole images one a batch."""
         made = {
             name: getattr(split.columns, "made", True) for name, split in splits.items()
         }
-        own = config.superres
+        own = self.superres
         training = PatchPolicy(
             scale=own.scale,
-            patch=self._patch(config),
+            patch=self._patch,
             turns=own.turns,
             made=made["train"],
         )
         # to predict, the network gets images as large as they are
-        scale = 1 if config.run.predict else own.scale
+        scale = 1 if self.run.predict else own.scale
         validation = PatchPolicy(scale=scale, made=made["val"])
-        return pair(_plan, config, splits, training, validation, **ranks)
+        return batching.pair(_plan, splits, training, validation)
 
-    def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
-    ) -> tuple[Task, Task]:
-        own = config.superres
-        arch = config.model.arch or self.arch
+    def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        own = self.superres
+        arch = self.model.arch or self.arch
         # a network that is not ours gives RGB, as EDSR does
         known = ARCHITECTURES.get(arch, ARCHITECTURES["edsr_baseline"])
         if own.psnr == "rgb" and known.of_luma:
@@ -406,7 +406,7 @@ class SuperresKind(TaskKind):
                 scale=own.scale,
                 loss=loss,
                 psnr=own.psnr,
-                shave=_shave(config),
+                shave=self._shave,
                 samples=len(splits[name].columns),
             )
             for name in STAND_INS
@@ -414,12 +414,12 @@ class SuperresKind(TaskKind):
         return train, val
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what enlarges each image. Raises UserError."""
         columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
         split = split_of(columns, found.source)
-        _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
+        _, task = self.tasks({"train": split, "val": split}, 0.0)
         assert isinstance(task, Superres)
         enlarging = Enlarging(
             **vars(task),
@@ -430,8 +430,8 @@ class SuperresKind(TaskKind):
         )
         return Predicting(split=split, task=enlarging, write=write_enlarged)
 
-    def building(self, config: Config, columns: Any) -> dict[str, Any]:
-        return {"scale": config.superres.scale}
+    def building(self, columns: Any) -> dict[str, Any]:
+        return {"scale": self.superres.scale}
 
     def facts(self, plan: PatchPlan) -> dict[str, Any]:
         """Return the side of the small patches, and what an epoch is made of."""
@@ -442,13 +442,11 @@ class SuperresKind(TaskKind):
             "patch_size": policy.patch,
         }
 
-    def content(self, config: Config) -> Content:
-        return "images"
-
-    def _patch(self, config: Config) -> int:
-        """Return the side of the large patches. Raises UserError for one that is no multiple of the scale."""
-        own = config.superres
-        arch = config.model.arch or self.arch
+    @property
+    def _patch(self) -> int:
+        """The side of the large patches. Raises UserError for one that is no multiple of the scale."""
+        own = self.superres
+        arch = self.model.arch or self.arch
         patch = own.patch_size or self.registry.native(arch).size * own.scale
         if patch % own.scale:
             less = patch // own.scale * own.scale
@@ -457,11 +455,11 @@ class SuperresKind(TaskKind):
             )
         return patch
 
-
-def _shave(config: Config) -> int:
-    """Return the pixels along each edge that no figure counts."""
-    own = config.superres
-    return own.scale if own.shave is None else own.shave
+    @property
+    def _shave(self) -> int:
+        """The pixels along each edge that no figure counts."""
+        own = self.superres
+        return own.scale if own.shave is None else own.shave
 
 
 def _plan(

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from saturate.contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, World
-from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.open import Console
-from saturate.dataset.val_split import Trained
 from saturate.dataset.videos.columns import Videos
 from saturate.models import Native, Registry
 from saturate.models import video as architectures
 from saturate.plan.clips import ClipPlan
-from saturate.settings.config import Config
+from saturate.settings.clips import Clips
 from saturate.tasks import classification
-from saturate.tasks._classification_report import Validated, calibration_error
-from saturate.tasks._plans import clip_policy, pair
+from saturate.tasks._classification_report import ValidationFiles, calibration_error
+from saturate.tasks._plans import clip_policy
 from saturate.tasks._predictions import answers_of, mean
+from saturate.tasks.batching import Batching
 from saturate.tasks.classification import (
     LARGEST_LOSS,
     LOSS_UNIT,
@@ -30,7 +29,7 @@ from saturate.tasks.classification import (
     accuracies,
     extras_of,
 )
-from saturate.tasks.kind import Splits
+from saturate.tasks.kind import DEFAULTS, Opening, Splits
 
 FIGURES = (*classification.FIGURES, Figure(name="views"))
 LARGEST_LOGIT = 1e6
@@ -59,7 +58,7 @@ class ViewMean:
         self,
         labels: np.ndarray,
         device: torch.device,
-        val_set: Validated | None = None,
+        val_set: ValidationFiles | None = None,
         *,
         binary: bool = False,
     ) -> None:
@@ -123,31 +122,28 @@ class ViewMean:
         }
 
 
+@dataclass(frozen=True)
 class VideoKind(ClassificationKind):
     """Clips of videos with a label."""
 
+    clips: Clips = DEFAULTS.clips
+
     name = "video"
     arch = "r3d_18"
-    registry: Registry = architectures
-    others: Mapping[str, str] = {}
+    registry: ClassVar[Registry] = architectures
+    others: ClassVar[Mapping[str, str]] = {}
     medium = "videos"
+    content = "videos"
     unit = "clip/s"
     # in bf16 the gradient of a 3-D convolution's weight is now and then 1e28 and more (torch 2.15, r3d_18's
     # layer3)
     cpu_precision = "fp32"
-    figures: tuple[Figure, ...] = FIGURES
+    figures: ClassVar[tuple[Figure, ...]] = FIGURES
 
-    def splits(
-        self,
-        config: Config,
-        loader: str,
-        console: Console,
-        model: ModelClasses | None = None,
-        trained: Trained | None = None,
-    ) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
-        splits = super().splits(config, loader, console, model, trained)
-        clips = config.clips
+        splits = super().splits(opening)
+        clips = self.clips
         span = (clips.clip_frames - 1) * clips.clip_stride
         only = {"val": splits["val"]} if splits["train"] is splits["val"] else splits
         for name, split in only.items():
@@ -163,17 +159,17 @@ class VideoKind(ClassificationKind):
                 )
             short = np.count_nonzero(columns.frames < least)
             if short:
-                console.warn(
+                opening.console.warn(
                     f"{name}: a clip is longer than {short} of {len(columns)} videos, "
                     "and shows their last frame again"
                 )
         return splits
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[Plan, Plan]:
-        policy = clip_policy(config.augmentation, config.clips, native)
-        return pair(ClipPlan, config, splits, policy, policy, **ranks)
+        policy = clip_policy(self.augmentation, self.clips, native)
+        return batching.pair(ClipPlan, splits, policy, policy)
 
     def used(self, plan: Any) -> dict[str, Any]:
         return {

@@ -21,7 +21,8 @@ from saturate.engine.evaluate import Outcome
 from saturate.loaders import open_loader
 from saturate.models import AUXILIARY_WEIGHTS
 from saturate.settings.config import Config, build
-from saturate.tasks import TASKS, classification, detection, kind_named, superres, video
+from saturate.tasks import TASKS, kind_named, kind_of
+from saturate.tasks.batching import Batching
 from saturate.tasks.kind import TaskKind
 from tests.unit.test_detection_task import noisy
 from tests.unit.test_meter import alone, on_ranks
@@ -33,7 +34,7 @@ TRAIN, VAL, BATCH = 20, 13, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    kind: TaskKind
+    task: str
     columns: Callable[[int], Any]  # of so many samples
     # (columns, rows) -> what a network could say in validation: of the row's numbers alone
     outputs: Callable[[Any, Rows], Any]
@@ -42,7 +43,13 @@ class Case:
 
     @cached_property
     def config(self) -> Config:
-        return build({"task": self.kind.name, "batch_size": BATCH, **self.settings})
+        return build(
+            {"task": self.task, "batch_size": BATCH, "seed": 1, **self.settings}
+        )
+
+    @cached_property
+    def kind(self) -> TaskKind:
+        return kind_of(self.config)
 
     @cached_property
     def splits(self) -> dict[str, Split]:
@@ -61,18 +68,15 @@ class Case:
         native = native._replace(
             size=self.config.augmentation.image_size or native.size
         )
-        return self.kind.plans(
-            self.config, self.splits, native, seed=1, world_size=world_size, rank=rank
-        )
+        batching = Batching.of(self.config, world_size=world_size, rank=rank)
+        return self.kind.plans(self.splits, native, batching)
 
     def tasks(self) -> tuple[Task, Task]:
-        return self.kind.tasks(
-            self.config, self.splits, AUXILIARY_WEIGHTS.get(self.arch, 0.0)
-        )
+        return self.kind.tasks(self.splits, AUXILIARY_WEIGHTS.get(self.arch, 0.0))
 
     def module(self, plan: Plan) -> torch.nn.Module:
         torch.manual_seed(0)
-        more = self.kind.building(self.config, self.splits["train"].columns)
+        more = self.kind.building(self.splits["train"].columns)
         return self.kind.registry.build(
             self.arch, shape=(BATCH, *plan.sample_shape), weights=None, **more
         )[0]
@@ -126,40 +130,40 @@ def enlarged(columns: Any, rows: Rows) -> torch.Tensor:
 BOXES: dict[str, Any] = {"arch": "fcos_tiny", "image_size": 64, "longer_side": 96}
 CASES: dict[str, Case] = {
     "classification": Case(
-        kind=classification.KIND,
+        task="classification",
         columns=SyntheticImages,
         outputs=scores(1000),
         settings={"arch": "resnet18", "image_size": 32},
     ),
     "detection": Case(
-        kind=detection.KIND,
+        task="detection",
         columns=SyntheticInstances.of,
         outputs=noisy,
         settings=BOXES,
     ),
     "detection-masks": Case(
-        kind=detection.KIND,
+        task="detection",
         columns=SyntheticInstances.of,
         outputs=lambda columns, rows: noisy(columns, rows, masks=True),
         settings={**BOXES, "arch": "maskrcnn_resnet50_fpn"},
         light=False,
     ),
     "detection-keypoints": Case(
-        kind=detection.KIND,
+        task="detection",
         columns=lambda count: SyntheticInstances.of(count, keypoints=True),
         outputs=lambda columns, rows: noisy(columns, rows, keypoints=True),
         settings={**BOXES, "arch": "keypointrcnn_resnet50_fpn"},
         light=False,
     ),
     "detection-squares": Case(
-        kind=detection.KIND_OF_SQUARES,
+        task="detection",
         columns=SyntheticInstances.of,
         outputs=noisy,
         settings={"arch": "ssdlite320_mobilenet_v3_large", "augment": "ssd"},
         light=False,
     ),
     "video": Case(
-        kind=video.KIND,
+        task="video",
         columns=SyntheticVideos,
         outputs=scores(1000),
         settings={
@@ -170,7 +174,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "superres": Case(
-        kind=superres.KIND,
+        task="superres",
         columns=lambda count: synthetic(count, 40),
         outputs=enlarged,
         settings={"patch_size": 16},
@@ -190,7 +194,7 @@ def plain(task: str) -> Case:
     kind = kind_named(task)
     settings = {"image_size": 16} if kind.reads("image_size") else {}
     columns = COLUMNS[kind.medium]
-    case = Case(kind=kind, columns=columns, outputs=scores(1), settings=settings)
+    case = Case(task=task, columns=columns, outputs=scores(1), settings=settings)
     plan, learning = case.plans()[0], case.tasks()[0]
     outputs = case.module(plan)(
         *learning.inputs(case.batches("train", learning, plan)[0])
@@ -201,7 +205,7 @@ def plain(task: str) -> Case:
 CASES |= {
     task: plain(task)
     for task in TASKS
-    if task not in {case.kind.name for case in CASES.values()}
+    if task not in {case.task for case in CASES.values()}
 }
 
 

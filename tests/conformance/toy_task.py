@@ -14,7 +14,6 @@ from torch import nn
 from saturate.contracts import Batch, Figure, Metric, Split, Task, World
 from saturate.models import Loaded, Native
 from saturate.models._weights import load
-from saturate.settings.config import Config
 from saturate.tasks import _tables
 from saturate.tasks.classification import Classification, ClassificationKind
 from saturate.tasks.kind import Asked, Predicting, Splits
@@ -24,7 +23,6 @@ RMSE = Figure(
     title="RMSE",
     unit="classes",
     chart="error",
-    compared=True,
     larger_is_better=False,
 )
 
@@ -130,18 +128,16 @@ class GuessKind(ClassificationKind):
         *("crop_scale", "crop_ratio", "flip", "vflip"),
     )
 
-    def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
-    ) -> tuple[Task, Task]:
+    def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         return Guess(splits["train"].columns.label), Guess(splits["val"].columns.label)
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         task = Guessed(found.columns.label)
         return Predicting(split=found, task=task, write=write_guesses)
 
-    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+    def building(self, columns: Any) -> dict[str, Any]:
         return {}
 
 

@@ -14,7 +14,7 @@ import pytest
 from saturate.report.tensorboard import SETTINGS_FILE, layout, metrics
 from saturate.run import report
 from saturate.settings.config import parse
-from saturate.tasks import compared
+from saturate.tasks import COMPARED
 from saturate.tasks.classification import KIND
 from tests.end_to_end.runs import Runner, kept, points, rows, summary
 from tests.end_to_end.test_rates import check_rates
@@ -112,9 +112,9 @@ def test_tensorboard(run: Runner) -> None:
     }
     # of other tasks, and of more than five classes; the HPARAMS page takes its columns from the first run
     own = {figure.name for figure in KIND.figures}
-    others = {f"val/{name}" for name in compared() if name not in own} | {"val/top5"}
+    others = {f"val/{name}" for name in COMPARED if name not in own} | {"val/top5"}
     others |= {"time/transfer_ms", "time/graph_ms", "time/transforms_ms"}
-    missing = {*metrics(compared()), *shown} - scalars - others
+    missing = {*metrics(COMPARED), *shown} - scalars - others
     # stages of other loaders
     others_too = ("gpu/", "memory/", "energy/", "stage/")
     assert all(tag.startswith(others_too) for tag in missing), missing

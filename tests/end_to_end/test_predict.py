@@ -290,7 +290,7 @@ def test_an_exported_video_classifier_answers_as_predict_does(
         paths = [real("video_sample") / name for name in RECORDED]
     listed = home.cwd / f"{recorded}.csv"
     listed.write_text("".join(f"{path}\n" for path in paths))
-    whole, _, _, samples = export.load(clips, images=listed)
+    whole, _, samples = export.load(clips, images=listed)
     assert isinstance(whole.framing, ClipFraming)
     assert (whole.framing.frames, whole.framing.stride) == (4, 2)
     _, run = export.as_pt2(whole, {}) if recorded else export.as_onnx(whole, {})

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from saturate.dataset.synthetic import synthetic
+from saturate.engine.distributed import ProcessWorld
 from saturate.engine.schedules import learning_rate, settled
 from saturate.loaders import open_loader
 from saturate.models import AUXILIARY_WEIGHTS
+from saturate.run.build import resolve, training_feed
 from saturate.settings.config import parse, read_preset, recipe
 from saturate.tasks import architecture, kind_of
 from saturate.tasks.initial_state import Start
@@ -70,16 +72,15 @@ def test_two_steps(name: str) -> None:
     path = ROOT / "configs" / f"{name}.yaml"
     flags = [*STEPPED[name].split(), "--loader", "synthetic"]
     config = parse(["--config", str(path), *flags])
-    kind = kind_of(config)
-    registry, arch = architecture(kind, config.model.arch)
     start = Start.of(config, (), {}, path=None, origin="flags")
-    native = start.native(registry, arch)
-    sets = synthetic(kind.content(config))
-    plans = kind.plans(config, sets, native, seed=0, world_size=1, rank=0)
-    tasks = kind.tasks(config, sets, AUXILIARY_WEIGHTS.get(arch, 0.0))
+    resolved = resolve(start, ProcessWorld(CPU))
+    kind, registry, arch = resolved.kind, resolved.registry, resolved.arch
+    sets = synthetic(kind.content)
+    plans = kind.plans(sets, resolved.native, resolved.batching)
+    tasks = kind.tasks(sets, AUXILIARY_WEIGHTS.get(arch, 0.0))
     plan = plans[0]
     torch.manual_seed(0)
-    heads = kind.building(config, sets["train"].columns)
+    heads = kind.building(sets["train"].columns)
     if "weights_backbone" in heads:
         heads["weights_backbone"] = None  # which would be downloaded
     module, _ = registry.build(
@@ -93,10 +94,7 @@ def test_two_steps(name: str) -> None:
     settings, _ = settled(config.optimisation, plan.samples, plan.global_batch_size)
     step = composed(module.train(), tasks[0], settings)
     before = [parameter.detach().clone() for parameter in module.parameters()]
-    pixels = start.pixels(native, step.dtype)
-    feed, _ = kind.feeds(
-        config, sets, plans, tasks, pixels=pixels, device=CPU, workers=0
-    )
+    feed = training_feed(resolved, sets["train"])
     with open_loader("synthetic", feed) as loader:
         batches = loader.batches(0, 0)
         for at in range(2):

@@ -23,9 +23,9 @@ from saturate.models import detection
 from saturate.plan.targets import IGNORE, padded
 from saturate.report.ceilings import compute_ceiling
 from saturate.settings.optimisation import Optimisation
-from saturate.tasks._distillation import Distilled
 from saturate.tasks.classification import Classification
 from saturate.tasks.detection import Detection
+from saturate.tasks.distillation import Distilled
 from tests.unit.steps import composed
 
 CLASSES = 5

@@ -25,12 +25,13 @@ from benchmarks.loader import SUITE, Loader, consume, derive, points
 from saturate.contracts import UserError
 from saturate.dataset.videos.columns import CODECS, RECORD
 from saturate.dataset.videos.packets import read
+from saturate.engine.distributed import ProcessWorld
 from tests.end_to_end.runs import draw
 from tests.unit.video_files import make, number
 
 # a test has one core where several run side by side
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-ALONE: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
+ALONE = ProcessWorld(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,8 @@ def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
     window = "stretch" if name == "pytorch+opencv" else "random-resized"
     data = open_data(pictures, "images")
     for rank, size in [(0, 1)] if of_one else [(0, 2), (1, 2)]:
-        world: Any = SimpleNamespace(rank=rank, size=size, device=torch.device("cpu"))
+        world = ProcessWorld(torch.device("cpu"))
+        world.rank, world.size = rank, size
         with opened(replace(asked, window=window), name, data, world) as (epochs, _):
             for epoch in range(2):
                 assert sum(epochs(epoch)) == 72 // size // 8 * 8

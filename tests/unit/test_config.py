@@ -21,7 +21,7 @@ from saturate.settings.config import (
     Config,
     as_yaml,
     build,
-    for_ranks,
+    micro_batches,
     parse,
 )
 from saturate.tasks import TASKS, kind_of
@@ -61,10 +61,9 @@ def test_micro_batches_of_a_global_batch(
     asked = parse(flags.split())
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
-            for_ranks(asked, ranks)
+            micro_batches(asked, ranks)
         return
-    sized = for_ranks(asked, ranks)
-    assert (sized.loading.batch_size, sized.optimisation.accumulate) == expected
+    assert micro_batches(asked, ranks) == expected
     assert "follows from" in mistake([*flags.split(), "--accumulate", "2"])
 
 

@@ -19,7 +19,8 @@ from saturate.dataset.open import open_splits
 from saturate.dataset.val_split import Trained
 from saturate.run import pack
 from saturate.settings.config import build
-from saturate.tasks import superres
+from saturate.tasks import kind_of
+from saturate.tasks.kind import Opening
 from tests.unit import superres_files
 from tests.unit.coco_files import write_coco
 from tests.unit.folders import JPEG, fill, refused
@@ -177,7 +178,7 @@ def test_copies_of_large_images(tmp_path: Path) -> None:
         {**flat, "task": "superres", "patch_size": 16, "patches_per_image": 4}
     )
     console = Console()
-    superres.KIND.splits(config, "paired", console)
+    kind_of(config).splits(Opening.of(config, "paired", console))
     (line,) = [line for line in console.warnings if "copies" in line]
     assert line.startswith("3 of 4 samples of val are copies of train's")
 

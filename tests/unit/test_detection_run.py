@@ -17,11 +17,11 @@ from saturate.dataset.stores.folder import Folder
 from saturate.report.console import Console
 from saturate.settings.config import Config, build
 from saturate.system import fonts
-from saturate.tasks import _detections, _plots
+from saturate.tasks import _detections, _plots, kind_of
 from saturate.tasks._coco import Scores
-from saturate.tasks.detection import KIND as kind
+from saturate.tasks.batching import Batching
 from saturate.tasks.detection import Detection
-from saturate.tasks.kind import Asked
+from saturate.tasks.kind import Asked, Opening, TaskKind
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.test_detection_task import NATIVE, all_right, measured
 
@@ -39,6 +39,11 @@ def console() -> tuple[Console, io.StringIO]:
 def config_of(root: Path, **flat: Any) -> Config:
     where = {"data": str(root), "manifest_dir": str(root.parent / "cache")}
     return build({"task": "detection", "batch_size": 2, **where, **flat})
+
+
+def opened(config: Config, console: Console) -> tuple[TaskKind, dict[str, Split]]:
+    kind = kind_of(config)
+    return kind, kind.splits(Opening.of(config, "torchvision", console))
 
 
 def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> Path:
@@ -60,9 +65,9 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(
     )
     for arch, boxes in (("fasterrcnn_resnet50_fpn", 9), ("maskrcnn_resnet50_fpn", 6)):
         config = config_of(root, arch=arch, batch_size=3)
-        splits = kind.splits(config, "torchvision", console[0])
-        plan, _ = kind.plans(config, splits, NATIVE, seed=3, world_size=1, rank=0)
-        train, _ = kind.tasks(config, splits, 0.0)
+        kind, splits = opened(config, console[0])
+        plan, _ = kind.plans(splits, NATIVE, Batching.of(config))
+        train, _ = kind.tasks(splits, 0.0)
         (rows,) = plan.rows(0, 0)
         targets = train.targets(rows)
         assert (
@@ -89,9 +94,7 @@ def test_keypoints_of_validation_must_be_those_of_training(
     told["categories"][0]["keypoints"].reverse()
     write(root, "val2017", told, "person_keypoints")
     with pytest.raises(UserError, match="other keypoints"):
-        kind.splits(
-            config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0]
-        )
+        opened(config_of(root, arch="keypointrcnn_resnet50_fpn"), console[0])
 
 
 def test_a_validation_has_pictures(columns: Columns) -> None:
@@ -161,6 +164,6 @@ def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> No
         UserError,
         match=rf"^--arch {masks} .* no box of 9 .* --arch {boxes} does",
     ):
-        kind.splits(config_of(root, arch=masks), "torchvision", console[0])
-    kind.splits(config_of(root, arch=boxes), "torchvision", console[0])
+        opened(config_of(root, arch=masks), console[0])
+    opened(config_of(root, arch=boxes), console[0])
     assert "warning" not in console[1].getvalue()

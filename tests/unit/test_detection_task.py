@@ -19,7 +19,7 @@ from saturate.models.detection import Detector
 from saturate.plan.boxes import DetectionPlan
 from saturate.settings.config import build
 from saturate.tasks._plans import detection_policies
-from saturate.tasks.detection import KIND_OF_SQUARES, Detection
+from saturate.tasks.detection import Detection, SquaresKind
 from tests.unit.conftest import COCO_IMAGES
 from tests.unit.test_meter import alone
 from tests.unit.test_ssd import small
@@ -166,7 +166,7 @@ def test_images_of_the_validation_may_have_more_boxes_than_those_of_training(
         name: SimpleNamespace(columns=its, source=None)
         for name, its in (("train", fewer), ("val", columns))
     }
-    train, val = KIND_OF_SQUARES.tasks(build({"task": "detection"}), splits, 0.0)
+    train, val = SquaresKind().tasks(splits, 0.0)
     (rows, *_) = plan_of(columns, augment="ssd").rows(0, 0)
     assert train.targets(rows)["labels"].shape[1] == 1
     assert len(val.targets(rows)["labels"]) > len(rows)

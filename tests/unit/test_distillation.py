@@ -14,8 +14,8 @@ from saturate.contracts import Batch, UserError
 from saturate.models import Unusable
 from saturate.models.classification import native
 from saturate.system.torch_files import load
-from saturate.tasks._distillation import Distilled, read_teacher
 from saturate.tasks.classification import KIND, Classification
+from saturate.tasks.distillation import Distilled, read_teacher
 
 SHAPE = (2, 3, 64, 64)
 
@@ -125,7 +125,7 @@ def test_a_teacher_takes_growing_images(
     def refuses(module: nn.Module, shape: tuple[int, ...]) -> None:
         raise AssertionError(f"height {shape[2]} is not 64")
 
-    monkeypatch.setattr("saturate.tasks._distillation.dry_run", refuses)
+    monkeypatch.setattr("saturate.tasks.distillation.dry_run", refuses)
     message = "^--teacher .*: --image-size-start 32 does not suit .*height 32 is not 64"
     with pytest.raises(Unusable, match=message):
         taught_by(checkpoint, start=32)

@@ -80,9 +80,10 @@ def test_a_loader_is_one_file_and_one_line(
     asked = f"""
 from benchmarks.loader import expanded
 from saturate.run._probes import loaders
+from saturate.run.build import may_open
 from saturate.settings.config import parse
 from saturate.tasks.classification import KIND
-print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),
+print(may_open(KIND, parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),
       "toy" in expanded("--loaders", ["auto"], 0))
 """
     assert ran(runner, tree, "-c", asked).split() == ["toy", "True", "True"]
@@ -149,3 +150,35 @@ print(sorted({*found.unique().tolist()}), 150 < int((found[:, 0, 0, 0] == 99).su
     # grey of 100 and of 201: weights that sum to 0.9999, rounded down
     assert ran(runner, tree, "-c", drawn).split() == ["[99.0,", "200.0]", "True"]
     assert "--halved" in ran(runner, tree, "train.py", "--help-all")
+
+
+UNUSED = [
+    "saturate/tasks/detection.py",
+    "saturate/tasks/superres.py",
+    "saturate/tasks/video.py",
+    "saturate/dataset/stores/arrow.py",
+    "saturate/dataset/stores/lmdb.py",
+    "saturate/dataset/stores/tar.py",
+    "saturate/dataset/videos/scan.py",
+    "loaders/images/dali_fed.py",
+    "loaders/pairs/paired.py",
+    "loaders/videos/pyav.py",
+]
+"""What a run of a ResNet on class folders has no use for."""
+
+
+def test_what_a_run_does_not_use_is_not_imported(
+    runner: Runner, tree: Path, tmp_path: Path
+) -> None:
+    for name in UNUSED:
+        path = tree / name
+        text = path.read_text(encoding="utf-8")
+        first = "from __future__ import annotations\n"
+        assert first in text, name
+        planted = text.replace(first, f"{first}raise ImportError('{name}')\n")
+        path.write_text(planted, encoding="utf-8")
+    data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=2)
+    small = "--arch resnet18 --image-size 32 --batch-size 4 --epochs 1 --ceilings false"
+    words = f"--data {data} --source folder --loader torchvision {small}".split()
+    ran(runner, tree, "train.py", *words, "--output", tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 2

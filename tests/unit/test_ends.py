@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from saturate.contracts import UserError
-from saturate.engine.exit_codes import line_of
+from saturate.system.exit_codes import line_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,6 +22,7 @@ from saturate.contracts import Batch, UserError
 from saturate.engine import autotune
 from saturate.engine.autotune import Answers, Choice
 from saturate.report.phases import Phases
+from saturate.run.build import may_open
 from saturate.settings.config import parse
 from saturate.settings.optimisation import Optimisation
 from saturate.tasks.classification import KIND, Classification
@@ -140,7 +141,7 @@ def test_the_fastest_is_found_and_the_step_is_as_it_was(
     for tensor, old in zip(step.state_tensors(), before, strict=True):
         assert torch.equal(tensor, old)
     assert step.optimizer.param_groups[0]["lr"] == 0.1 and step.phases.read() == {}
-    told = choice.told("img/s")
+    told = choice.message("img/s")
     assert re.fullmatch(
         r"b 80 \(.* to .*\), a .* img/s with the step; c cannot run here: not on this machine",
         told,
@@ -161,7 +162,7 @@ def test_of_loaders_about_as_fast_the_first_is_taken(
         choice = chosen(Opener(clock), tmp_path)
         assert (choice.loader, choice.how) == (expected, how)
         said = " with the step; rates within 4% count as equal"
-        assert (said in choice.told("img/s")) == (expected == "a")
+        assert (said in choice.message("img/s")) == (expected == "a")
 
 
 def test_an_answer_is_kept_for_the_same_machine_and_settings(
@@ -172,7 +173,7 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(
     kept = chosen(again, tmp_path)
     assert (kept.loader, kept.how, again.names) == ("b", "kept", [])
     assert kept.measured == first.measured
-    assert kept.told("img/s") == first.told("img/s")
+    assert kept.message("img/s") == first.message("img/s")
     other = chosen(Opener(clock), tmp_path, of={"batch_size": 9})
     assert other.how == "measured"
     # b cannot run here any more
@@ -237,7 +238,7 @@ def test_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(loaders, "installed", lambda package: package in here)
 
     def names(*argv: str, gpu: bool) -> tuple[str, ...]:
-        return KIND.may_open(parse(["--data", str(tmp_path), *argv]), gpu=gpu)
+        return may_open(KIND, parse(["--data", str(tmp_path), *argv]), gpu=gpu)
 
     assert names(gpu=True) == ("dali-gpu", "torchvision", "dali-cpu", "dali-fed")
     assert names(gpu=False) == ("torchvision", "dali-cpu", "dali-fed")

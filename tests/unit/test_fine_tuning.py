@@ -38,9 +38,9 @@ def test_frozen_layers_stay_as_they_are() -> None:
 
 def test_every_class_counts_alike() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [3])
-    weights: Any = balancing(
-        build({"balance": "loss"}), SimpleNamespace(label=labels, classes=list("abcd"))
-    )
+    config = build({"balance": "loss"})
+    columns = SimpleNamespace(label=labels, classes=list("abcd"))
+    weights: Any = balancing(config.optimisation, config.augmentation, columns)
     sums = np.bincount(labels, weights)
     assert weights.mean() == pytest.approx(1) and np.allclose(sums[[0, 1, 3]], sums[0])
     logits, _, _ = random(10, 4)

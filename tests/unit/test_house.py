@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Room of saturate/ -> the rooms, or single modules, that it may import."""
 MAY_IMPORT["run"] = {*MAY_IMPORT}
-MAY_IMPORT["__main__"] = {"run"}
+MAY_IMPORT["__main__"] = {"run", "system"}
 INSIDE = {*MAY_IMPORT}
 """What is imported as saturate.NAME."""
 OF_PROGRAMS = {*INSIDE, "scripts"}
@@ -167,6 +167,39 @@ def test_every_folder_is_a_package() -> None:
     """An installed package of that name would win over a folder without __init__.py."""
     packages = {path.parent for path in python() if path.name == "__init__.py"}
     assert {path.parent for path in python()} - packages == {Path()}
+
+
+LONGEST = 80
+"""Lines of a function of the package, without its docstring."""
+
+
+def too_long(source: str) -> list[str]:
+    """The functions of a module that are longer, with their lines."""
+
+    def lines(node: ast.stmt) -> int:
+        return (node.end_lineno or node.lineno) - node.lineno + 1
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            has_docstring = ast.get_docstring(node, clean=False) is not None
+            count = lines(node) - (lines(node.body[0]) if has_docstring else 0)
+            if count > LONGEST:
+                found.append(f"{node.name} has {count} lines")
+    return found
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    found = [
+        f"{path}: {line}"
+        for path in python()
+        if within(path).parts[0] not in ("benchmarks", "scripts", "tests")
+        for line in too_long((ROOT / path).read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+    said = 'def f():\n    """What it does."""\n'
+    assert too_long(said + (LONGEST - 1) * "    f()\n") == []
+    assert too_long(said + LONGEST * "    f()\n") == ["f has 81 lines"]
 
 
 def backwards(source: str) -> int:

@@ -95,7 +95,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
 def test_its_own_data_keep_the_share(run: Run) -> None:
     found, start = run.evaluated()
-    assert found == run.val and start.told == []
+    assert found == run.val and start.messages == []
     assert run.evaluated(data=run.data)[0] == run.val
     moved = run.data.rename(run.data.parent / "moved")
     assert run.evaluated(data=moved)[0] == run.val
@@ -105,11 +105,13 @@ def test_a_hold_out_is_scored_whole(run: Run) -> None:
     holdout = photos(run.data.parent / "holdout", 50_000, each=11)
     found, start = run.evaluated(data=holdout)
     assert found == everything(holdout) and len(found) == 33
-    (line,) = start.told
+    (line,) = start.messages
     assert "--val-share 0.2" in line and f"--data {holdout}, which is not what" in line
     # what is given is what holds
     given, start = run.evaluated(data=holdout, val_share=0.2)
-    assert 0 < len(given) < 20 and not any("left out" in line for line in start.told)
+    assert 0 < len(given) < 20 and not any(
+        "left out" in line for line in start.messages
+    )
     assert run.evaluated(data=run.data, val_share=None)[0] == everything(run.data)
 
 
@@ -117,7 +119,7 @@ def test_a_hold_out_with_train_and_val_is_not_refused(run: Run) -> None:
     holdout = photos(run.data.parent / "holdout", 50_000, below="train/")
     photos(holdout, 70_000, below="val/")
     found, start = run.evaluated(data=holdout)
-    assert found == everything(holdout / "val") and len(start.told) == 1
+    assert found == everything(holdout / "val") and len(start.messages) == 1
 
 
 @pytest.mark.parametrize("form", ["tar", "lmdb"])
@@ -131,7 +133,7 @@ def test_a_packed_hold_out_is_not_refused(form: str, run: Run) -> None:
     assert pack.main([*words, "--manifest-dir", str(run.cache["manifest_dir"])]) == 0
     found, start = run.evaluated(data=target)
     assert found == everything(holdout / "val")
-    assert "--source folder" in start.told[0]
+    assert "--source folder" in start.messages[0]
 
 
 def test_settings_of_stores_and_lists_do_not_follow_to_folders(run: Run) -> None:
@@ -154,14 +156,14 @@ def test_other_data_at_the_same_path(tmp_path: Path) -> None:
     photos(run.data, 50_000)
     found, start = run.evaluated(rescan=True)
     assert found == everything(run.data) and len(found) == 30
-    assert "which is not what it was trained on" in start.told[0]
+    assert "which is not what it was trained on" in start.messages[0]
 
 
 def test_data_that_have_grown_are_still_its_own(tmp_path: Path) -> None:
     run = Run(tmp_path)
     photos(run.data, 0, each=40)
     found, start = run.evaluated()
-    assert run.val < found and found.isdisjoint(run.train) and start.told == []
+    assert run.val < found and found.isdisjoint(run.train) and start.messages == []
 
 
 def test_a_share_with_groups_comes_again(tmp_path: Path) -> None:

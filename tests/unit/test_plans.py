@@ -1,4 +1,4 @@
-"""tasks/_plans.py: the two plans of a run."""
+"""tasks/batching.py: the two plans of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 from saturate.contracts import UserError
 from saturate.plan.images import ImagePlan, ImagePolicy
 from saturate.settings.config import Config, parse
-from saturate.tasks._plans import pair
+from saturate.tasks.batching import Batching
 
 POLICY = ImagePolicy(window="center", image_size=8, resize=9)
-ALONE: dict[str, int] = {"seed": 0, "world_size": 1, "rank": 0}
 
 
 class Columns:
@@ -48,16 +47,8 @@ def test_a_validation_batch_is_no_larger_than_the_set(
     splits: dict[str, Any] = {"train": columns(200), "val": columns(30)}
     seen: list[int] = []
     for rank in range(ranks):
-        train, val = pair(
-            ImagePlan,
-            config(*flags),
-            splits,
-            POLICY,
-            POLICY,
-            seed=0,
-            world_size=ranks,
-            rank=rank,
-        )
+        own = Batching.of(config(*flags), world_size=ranks, rank=rank)
+        train, val = own.pair(ImagePlan, splits, POLICY, POLICY)
         assert train.training and not val.training
         assert val.batch_size == size
         seen += [
@@ -70,15 +61,9 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
     flags = ("--batch-size", "8", "--accumulate", "4")
     with pytest.raises(UserError, match="the data has 3 training samples; take fewer"):
-        pair(ImagePlan, config(*flags), splits, POLICY, POLICY, **ALONE)
-    pair(
-        ImagePlan,
-        config(*flags, "--evaluate", "true"),
-        splits,
-        POLICY,
-        POLICY,
-        **ALONE,
-    )
+        Batching.of(config(*flags)).pair(ImagePlan, splits, POLICY, POLICY)
+    evaluates = config(*flags, "--evaluate", "true")
+    Batching.of(evaluates).pair(ImagePlan, splits, POLICY, POLICY)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +81,8 @@ def test_a_set_of_few_steps_loses_no_sample(
     flags = config("--batch-size", str(batch))
     seen: list[int] = []
     for rank in range(ranks):
-        own: dict[str, Any] = {"seed": 0, "world_size": ranks, "rank": rank}
-        train, _ = pair(ImagePlan, flags, splits, POLICY, POLICY, **own)
+        own = Batching.of(flags, world_size=ranks, rank=rank)
+        train, _ = own.pair(ImagePlan, splits, POLICY, POLICY)
         drawn = list(train.rows(0, 0))
         assert (train.batch_size, train.steps(), len(drawn)) == (fitted, steps, steps)
         assert {len(rows) for rows in drawn} == {fitted}, "the last one is filled up"

@@ -6,12 +6,13 @@ import os
 import subprocess
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+import torch
 
+from saturate.engine.distributed import ProcessWorld
 from saturate.run import export
+from saturate.run.build import resolve
 from saturate.settings.config import parse
 from saturate.tasks.initial_state import Start
 from tests.unit.folders import refused
@@ -77,6 +78,6 @@ def test_an_export_whose_data_was_moved_says_what_else_it_is_checked_on(
 ) -> None:
     config = parse(f"--data gone {flags}".split())
     start = Start.of(config, (), {}, path=None, origin="")
-    kind: Any = SimpleNamespace(content=lambda config: "images")
-    said = refused(lambda: export.opened(start, kind, None))
+    settings = resolve(start, ProcessWorld(torch.device("cpu")))
+    said = refused(lambda: export.opened(settings, None))
     assert said.startswith("--data gone: no such folder") and "--images FOLDER" in said

@@ -25,10 +25,10 @@ from saturate.report.tensorboard import (
     metrics,
     shares,
 )
-from saturate.tasks import compared
+from saturate.tasks import COMPARED
 from saturate.tasks.classification import KIND
 
-METRICS = metrics(compared())
+METRICS = metrics(COMPARED)
 SHARE = "share/rate"
 Settings = dict[str, str | int | float | bool]
 ROW: Settings = {
@@ -90,7 +90,7 @@ def table(
 
 
 def write(board: Board, first: int, end: int, value: float) -> None:
-    board.settings(ROW, KIND, compared())
+    board.settings(ROW, KIND, COMPARED)
     for step in range(first, end, 10):
         board.scalars({"train/loss": value}, step)
     for step in range(first + 5, end, 77):
@@ -105,7 +105,7 @@ def test_scalars_are_read_back_and_what_is_no_number_is_left_out(
     board.scalars({"train/loss": 2.5, "train/lr": 1, **none}, 3)
     # before flush and close: a reader sees each point at once
     assert points(tmp_path, "train/loss") == [(3, 2.5)]
-    board.settings(ROW, KIND, compared())
+    board.settings(ROW, KIND, COMPARED)
     board.scalars({"val/top1": 0.5}, 4)
     board.close()
     assert sorted(read(tmp_path).Tags()["scalars"]) == [
@@ -163,15 +163,15 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         if name == "b":  # its row is that of the run that was resumed last
             earlier = Board(tmp_path / name)
-            earlier.settings({**settings, "world_size": 8}, KIND, compared())
+            earlier.settings({**settings, "world_size": 8}, KIND, COMPARED)
             earlier.close()
         board = Board(tmp_path / name, purge_step=0 if name == "b" else None)
-        board.settings({**settings, "bound": None}, KIND, compared())
+        board.settings({**settings, "bound": None}, KIND, COMPARED)
         board.scalars({"throughput/samples_per_s": 5.0}, 1)
         board.scalars(rates, 2)
         if name == "a":
             settings |= {"bound": "loader", "rate": 9876}
-            board.settings(settings, KIND, compared(), finished=True)
+            board.settings(settings, KIND, COMPARED, finished=True)
         board.close()
 
     columns, found = table(tmp_path)

@@ -18,6 +18,7 @@ from saturate.models import Native
 from saturate.settings.config import build
 from saturate.tasks import architecture, kind_of
 from saturate.tasks._plans import image_policies
+from saturate.tasks.batching import Batching
 from saturate.tasks.initial_state import Start
 
 ASKED = {"image_size": 176, "val_image_size": 224, "val_crop_share": 0.95}
@@ -65,7 +66,7 @@ def test_the_weights_that_a_run_begins_with(
     flags: dict[str, Any], resumed: bool, said: str
 ) -> None:
     start = Start.of(build(flags), flags, {}, path=None, origin="")
-    told = start.weights_told(resumed=resumed)
+    told = start.weights_message(resumed=resumed)
     assert told.startswith(said) and bool(told) == bool(said)
 
 
@@ -135,11 +136,10 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     kind = kind_of(start.config)
     split: Any = SimpleNamespace(columns=Labelled(), source=None)
     native = start.native(*architecture(kind, arch))
-    plan: Any = kind.plans(
-        start.config, {"train": split, "val": split}, native, seed=0
-    )[1]
+    splits = {"train": split, "val": split}
+    plan: Any = kind.plans(splits, native, Batching.of(start.config))[1]
     assert flags == plan.image_size
-    kind.tasks(start.config, {"train": split, "val": split}, 0.0)
+    kind.tasks(splits, 0.0)
 
 
 def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,5 +216,5 @@ def test_a_head_of_other_classes_starts_anew(
     assert all(bool((got[key] == 7.0).all()) != bool(said) for key in head)
     rest = model.keys() - {*head}
     assert all(torch.equal(got[key], model[key]) for key in rest)
-    (line,) = start.told or [""]
+    (line,) = start.messages or [""]
     assert said in line and all((key in line) == bool(said) for key in head)

@@ -13,7 +13,10 @@ from saturate.contracts import Array, Batch, Split, UserError
 from saturate.models.superres import enlarged
 from saturate.plan.patches import HIGH
 from saturate.settings.config import Config, build
-from saturate.tasks.superres import KIND, Fidelity, Superres
+from saturate.tasks import kind_of
+from saturate.tasks.batching import Batching
+from saturate.tasks.kind import Opening
+from saturate.tasks.superres import Fidelity, Superres
 from tests.unit.superres_files import CPU, feed_of, halved, opened, write
 from tests.unit.test_meter import alone
 from tests.unit.test_splits import Console
@@ -138,7 +141,9 @@ def test_losses_are_those_of_the_papers() -> None:
         config = build(
             {"task": "superres", "arch": arch, "loader": "synthetic", **settings}
         )
-        task = KIND.tasks(config, KIND.splits(config, "synthetic", Console()), 0.0)[0]
+        kind = kind_of(config)
+        splits = kind.splits(Opening.of(config, "synthetic", Console()))
+        task = kind.tasks(splits, 0.0)[0]
         assert isinstance(task, Superres)
         return [float(loss) for loss in task.losses(outputs, batch)]
 
@@ -155,10 +160,11 @@ def test_losses_are_those_of_the_papers() -> None:
 
 def made(config: Config) -> tuple[Any, Any]:
     """Return the plans of a run, whose tasks can be made too."""
-    splits = KIND.splits(config, config.loading.loader, Console())
-    native = KIND.registry.native(config.model.arch or KIND.arch)
-    plans = KIND.plans(config, splits, native, seed=0, world_size=1, rank=0)
-    KIND.tasks(config, splits, 0.0)
+    kind = kind_of(config)
+    splits = kind.splits(Opening.of(config, config.loading.loader, Console()))
+    native = kind.registry.native(config.model.arch or kind.arch)
+    plans = kind.plans(splits, native, Batching.of(config))
+    kind.tasks(splits, 0.0)
     return plans
 
 

@@ -15,7 +15,7 @@ import torch
 
 from saturate.dataset.open import open_splits
 from saturate.settings.data import Data
-from saturate.tasks.classification import LabelSets, average_precision
+from saturate.tasks.classification import MultiLabel, average_precision
 from tests.unit.folders import JPEG, fill, refused
 from tests.unit.test_classification import batch_of, rows
 from tests.unit.test_meter import alone
@@ -136,7 +136,7 @@ def test_labels_that_can_be_read_in_two_ways_are_refused(
 def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
     several = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], bool)
     labels = np.array([0, 1, 2, 2])
-    task = LabelSets(labels, classes_of_set=several)
+    task = MultiLabel(labels, classes_of_set=several)
     logits = torch.tensor([[3.0, 2, -1], [-2, -1, -1], [1, -3, 2], [-1, -2, torch.inf]])
     batch = batch_of(torch.from_numpy(labels))
     made = task.targets(rows([0, 1, 2, 3]))

@@ -14,6 +14,7 @@ import torch
 from saturate.contracts import Array, UserError
 from saturate.loaders import open_loader
 from saturate.loaders.images.transforms import Transform
+from saturate.run.build import may_open
 from saturate.settings.config import parse
 from saturate.tasks import kind_named
 from saturate.tasks.classification import KIND
@@ -93,7 +94,7 @@ def test_a_mistake_is_told_before_training(name: str, said: str, photos: Scene) 
 
 def test_other_loaders_and_tasks_refuse_it(tmp_path: Path) -> None:
     argv = ["--data", str(tmp_path), "--transforms", f"{HERE}:own"]
-    assert KIND.may_open(parse(argv), gpu=True) == ("torchvision",)
+    assert may_open(KIND, parse(argv), gpu=True) == ("torchvision",)
     with pytest.raises(UserError, match="--transforms is for --loader torchvision"):
         parse([*argv, "--loader", "dali-fed"])
     for task in ("detection", "video"):

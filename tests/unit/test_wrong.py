@@ -24,7 +24,7 @@ from saturate.tasks import _tables
 from saturate.tasks._classification_report import (
     BINS,
     TITLE,
-    Validated,
+    ValidationFiles,
     calibration_error,
     confusion,
     drawn_matrix,
@@ -112,7 +112,7 @@ def test_a_name_that_is_no_utf8_is_escaped_in_every_file(form: str) -> None:
 
 def test_files_say_what_went_wrong() -> None:
     assert confusion(answers(), 3).tolist() == [[1, 1, 0], [0, 2, 0], [0, 1, 0]]
-    extras = Validated(classes=CLASSES, source=Pictures()).extras(answers())
+    extras = ValidationFiles(classes=CLASSES, source=Pictures()).extras(answers())
     matrix = table(extras["files"]["confusion.csv"])
     assert matrix[2] == {"label": "cat", "ant": "0", "bee": "1", "cat": "0"}
     by_class = table(extras["files"]["classes.csv"])
@@ -164,7 +164,7 @@ def test_a_confusion_has_titles_at_its_axes_and_names_up_to_a_hundred_classes(
 def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
     """Where the best weights make no mistake, and where the network says nothing of any sample."""
     told = Told(tmp_path)
-    validated = Validated(classes=CLASSES, source=Pictures())
+    validated = ValidationFiles(classes=CLASSES, source=Pictures())
     right = torch.nn.functional.one_hot(LABELS).float()
     left = []
     for step, each in enumerate(
@@ -192,7 +192,7 @@ PLACES = ("class 1", "class 2", "class 3")
 
 
 def drawn(classes: tuple[str, ...]) -> list[Any]:
-    extras = Validated(classes=classes, source=Pictures()).extras(answers())
+    extras = ValidationFiles(classes=classes, source=Pictures()).extras(answers())
     batch = replace(batch_of(torch.arange(3)), images=torch.zeros(3, 3, 40, 60))
     shown = augmented(batch, torch.zeros(3), torch.ones(3), classes)
     return [*extras["images"].values(), shown]

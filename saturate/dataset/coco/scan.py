@@ -101,10 +101,7 @@ def open_coco(
         warnings.append(listed.warning)
         good = listed.good
         if not good.any():
-            why = f"left out: {rejects.count}, first {rejects.first}"
-            raise UserError(
-                f"--data: no image of {file} can be used; {why if rejects.first else 'it has none'}"
-            )
+            raise _no_image(file, rejects)
         if shared:
             warnings.append(
                 f"{file.name} is of both splits: a tenth of its images validates, chosen by their names, "
@@ -130,6 +127,13 @@ def open_coco(
         rescan=rescan,
         progress=progress,
     )
+
+
+def _no_image(file: Path, rejects: Rejects) -> UserError:
+    why = "it has none"
+    if rejects.first:
+        why = f"left out: {rejects.count}, first {rejects.first}"
+    return UserError(f"--data: no image of {file} can be used; {why}")
 
 
 # --- read ---
