@@ -186,7 +186,9 @@ def open_loader(name: str, feed: Feed) -> Loader:
     if beside:
         return module.open(feed, beside)
     if isinstance(feed.plan, EpochPlan) and name != "synthetic":
-        count = bundles.count(feed.plan, feed.plan.together, feed.plan.world_size)
+        count = bundles.count(
+            feed.plan, feed.plan.batches_per_draw, feed.plan.world_size
+        )
         if count > 1:
             feed = bundled(feed, count)
             return Bundles(module.open(feed), feed)

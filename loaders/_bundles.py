@@ -24,10 +24,10 @@ class Bundles:
     """
 
     def __init__(self, loader: Loader, feed: Feed) -> None:
-        plan: Any = feed.plan
+        assert isinstance(feed.plan, Bundled)
         self._loader = loader
-        self._plan: Bundled = plan
-        self.in_flight = (loader.in_flight + 1) * plan.count
+        self._plan = feed.plan
+        self.in_flight = (loader.in_flight + 1) * self._plan.count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -36,11 +36,11 @@ class Bundles:
         return self._cut(self._loader.batches(epoch, first))
 
     def _cut(self, bundles: Iterator[Batch]) -> Iterator[Batch]:
-        size = self._plan.plan.batch_size
+        size = self._plan.plan.batches.rows
         count = self._plan.count
         for number, bundle in enumerate(bundles):
             # not before the first bundle: the plan counts them once the loader has asked for its rows
-            left = self._plan.batches - number * count
+            left = self._plan.bundled - number * count
             yield from micro_batches(bundle, size, min(left, count))
 
     def __enter__(self) -> Bundles:
@@ -52,13 +52,13 @@ class Bundles:
 
 def bundled(feed: Feed, count: int) -> Feed:
     """Return a feed whose batches are bundles of `count` micro-batches of `feed`, with their targets."""
-    plan: Any = Bundled(feed.plan, count)
+    plan = Bundled(feed.plan, count)
     return replace(feed, plan=plan, targets=partial(_targets, feed))
 
 
 def _targets(feed: Feed, rows: Rows) -> dict[str, Array]:
     """Return the targets of a bundle's rows, made for one micro-batch after the other: each mixes its own."""
-    each = [feed.targets(its) for its in cut(rows, feed.plan.batch_size)]
+    each = [feed.targets(its) for its in cut(rows, feed.plan.batches.rows)]
     return {
         name: np.concatenate([targets[name] for targets in each]) for name in each[0]
     }

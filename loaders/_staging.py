@@ -93,9 +93,11 @@ class Stager:
         self.stream = torch.cuda.Stream(feed.device) if self._cuda else None
         # one buffer is enough: the stream copies and finishes one batch after the other
         self._levels: torch.Tensor | None = None
-        if self._cuda and feed.plan.resident == 1:
+        if self._cuda and not feed.plan.batches.varies:
             numbers = (
-                feed.plan.batch_size * math.prod(feed.plan.sample_shape) * scale**2
+                feed.plan.batches.rows
+                * math.prod(feed.plan.batches.sample_shape)
+                * scale**2
             )
             # threads write them, which are not in the inference mode that the caller may be in
             with torch.inference_mode(False):

@@ -517,6 +517,34 @@ class Split(Generic[C_co]):
     beside: Sequence[str] = ()  # names at the top of --data that are not read
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """What all micro-batches of a plan have in common: loaders build graphs and memory by it."""
+
+    rows: int
+    canvas: tuple[int, int]  # the largest height and width of a batch's images
+    varies: bool = False  # each batch has a canvas of its own
+    channels: int = 3
+    frames: int = 0  # of a clip; 0: images
+    # `Rows.filled` holds for every batch: its images have one size, and leave nothing free
+    filled: bool = True
+    # a row may be transposed: before that, images may be higher or wider than `canvas`
+    transposed: bool = False
+    ops: bool = False  # batches have operations, `Rows.ops`
+    # how many times as large the second image of each row is, plan.patches.HIGH; 0: there is none
+    scale: int = 0
+    # rows that follow one another and show the same frames: in a validation the crops of a clip
+    same_frames: int = 1
+    # micro-batches that follow one another and show the same images, in other patches
+    same_images: int = 1
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Return the largest shape that a model gets for one row: (3, H, W), of a clip (3, T, H, W)."""
+        frames = (self.frames,) if self.frames else ()
+        return self.channels, *frames, *self.canvas
+
+
 class Plan(Protocol):
     """Which sample, which window, which flip, in which order, for one rank."""
 
@@ -529,8 +557,8 @@ class Plan(Protocol):
         """Return how often an epoch shows each sample: clips x crops in a validation of videos, else 1."""
 
     @property
-    def batch_size(self) -> int:
-        """Return the number of rows in one rank's micro-batch."""
+    def batches(self) -> BatchSpec:
+        """Return what all micro-batches of a rank have in common."""
 
     @property
     def global_batch_size(self) -> int:
@@ -539,34 +567,6 @@ class Plan(Protocol):
     @property
     def first_epochs(self) -> tuple[int, ...]:
         """Return the first epoch of each size of images, the smallest first; (0,) where all are alike."""
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """Return the largest shape that a model gets for one row: (3, H, W), of a clip (3, T, H, W)."""
-
-    @property
-    def resident(self) -> int:
-        """How many batches stand for all in a compute ceiling: 1 where an epoch has one shape."""
-
-    @property
-    def filled(self) -> bool:
-        """Whether `Rows.filled` holds for every batch: its images have one size, and leave nothing free."""
-
-    @property
-    def operates(self) -> bool:
-        """Whether batches have operations, `Rows.ops`."""
-
-    @property
-    def transposes(self) -> bool:
-        """Whether a row may be transposed: before that, images may be higher or wider than `sample_shape`."""
-
-    @property
-    def same_frames(self) -> int:
-        """How many rows that follow one another show the same frames: in a validation the crops of a clip."""
-
-    @property
-    def upscale(self) -> int:
-        """How many times as large the second image of each row is, plan.patches.HIGH; 0: there is none."""
 
     @property
     def ordering(self) -> str:

@@ -121,7 +121,7 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
     """
     columns = feed.columns
     pixels = np.asarray(columns.height).astype(np.int64) * np.asarray(columns.width)
-    size = feed.plan.batch_size
+    size = feed.plan.batches.rows
 
     def decoded(ids: Array) -> Array:
         """Return those of known size that PIL need not decode."""
@@ -136,7 +136,7 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
     whole = np.zeros((size, 4), np.int64)
     whole[:, [3, 2]] = [stored_size(columns, sample) for sample in ids.tolist()]
     return replace(
-        blank_rows(size, feed.plan.sample_shape[-2:]),
+        blank_rows(size, feed.plan.batches.sample_shape[-2:]),
         ids=ids,
         regions=whole,
         windows=whole.astype(np.float64),
@@ -212,7 +212,7 @@ class PathPreparer:
         data[:, : paths.shape[1]] = paths
         for i, path in instead.items():
             data[i] = np.frombuffer(path.ljust(width, b"\0"), np.uint8)
-        arrays = numbers(rows, absent, placed=not self._feed.plan.filled)
+        arrays = numbers(rows, absent, placed=not self._feed.plan.batches.filled)
         return Prepared(
             rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files
         )
@@ -220,7 +220,9 @@ class PathPreparer:
     def blank(self) -> Prepared:
         """Return a batch of placeholders."""
         plan = self._feed.plan
-        return self(blank_rows(plan.batch_size, plan.sample_shape[-2:]), Known())
+        return self(
+            blank_rows(plan.batches.rows, plan.batches.sample_shape[-2:]), Known()
+        )
 
     def diagnose(self, prepared: Prepared) -> set[int]:
         """Return the ids that PIL cannot decode either. Raises UserError for a file that cannot be had."""

@@ -68,7 +68,7 @@ def build(
     fn = dali.fn
     types = dali.types
     pipeline = dali.Pipeline(
-        batch_size=batch_size or feed.plan.batch_size,
+        batch_size=batch_size or feed.plan.batches.rows,
         num_threads=threads,
         device_id=None if device is None else device.index,
         prefetch_queue_depth=DEPTH,
@@ -113,7 +113,7 @@ def build(
             interp_type=getattr(types, interpolation),
             antialias=antialiased,
         )
-        if not feed.plan.filled:
+        if not feed.plan.batches.filled:
             corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
             canvas = fn.external_source(name="canvases", dtype=types.INT32, ndim=1)
             image = fn.slice(
@@ -140,7 +140,7 @@ def build(
 
 def dali_normalises(plan: Plan) -> bool:
     """Return whether DALI normalises on the GPU, where that is free: operations have to come before it."""
-    return not plan.operates
+    return not plan.batches.ops
 
 
 class Outputs:

@@ -112,7 +112,7 @@ class DaliFed(Staging):
         super().__init__(feed)
         self._gpu = feed.device.type == "cuda"
         self._placeholder = np.frombuffer(placeholder(), np.uint8)
-        size = feed.plan.batch_size
+        size = feed.plan.batches.rows
         self._workers = Workers(
             lambda: Reading(feed),
             workers=feed.workers,
@@ -123,7 +123,7 @@ class DaliFed(Staging):
             stages=self.stages,
         )
         self._outputs = Outputs(feed, self._stager, gpu=self._gpu)
-        nothing = blank_rows(size, feed.plan.sample_shape[-2:])
+        nothing = blank_rows(size, feed.plan.batches.sample_shape[-2:])
         device = feed.device if self._gpu else None
         self._runner = Runner(
             partial(build, feed, device=device, reads=False),
@@ -173,7 +173,7 @@ class DaliFed(Staging):
             sample = int(rows.ids[i])
             pixels = whole_image(given[i].tobytes(), self._feed.columns, sample)
             given[i] = np.frombuffer(encoded(pixels), np.uint8)
-        arrays = numbers(rows, absent, placed=not self._feed.plan.filled)
+        arrays = numbers(rows, absent, placed=not self._feed.plan.batches.filled)
         return Prepared(rows, given, **arrays, failed=tuple(rows.ids[lost].tolist()))
 
     def _diagnose(self, batch: Prepared) -> set[int]:

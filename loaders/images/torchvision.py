@@ -48,7 +48,7 @@ class TorchvisionLoader(Staging):
         self._workers = Workers(
             lambda: Decoding(feed, self.reader),
             workers=feed.workers,
-            batch_size=feed.plan.batch_size,
+            batch_size=feed.plan.batches.rows,
             part_bytes=lambda rows: rows * math.prod(largest),
             part_rows=min(
                 max(PART_PIXELS // math.prod(largest[1:]), 1),

@@ -60,21 +60,21 @@ class PairedLoader(Staging):
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
-        plan: Any = feed.plan
-        scale = self._scale = int(plan.upscale)
+        plan = feed.plan
+        scale = self._scale = plan.batches.scale
         # targets come with the batch of the small images, once for both
         large_feed = replace(feed, targets=lambda rows: {}, pixels=LEVELS)
         self._larger = _Beside(large_feed, self._stager, scale=scale)
         self.reader = choose(feed.reader)
-        self._sharing = int(plan.sharing)
+        self._sharing = plan.batches.same_images
         area = math.prod(largest_upright(plan)[1:])
         part_rows = max(min(PART_ROWS, PART_PIXELS // (area * scale**2)), 1)
-        if plan.patches > 1:
-            part_rows = IMAGES * plan.patches
+        if feed.columns.patches > 1:
+            part_rows = IMAGES * feed.columns.patches
         self._workers = Workers(
             partial(Cutting, feed, scale, self.reader),
             workers=feed.workers,
-            batch_size=plan.batch_size * self._sharing,
+            batch_size=plan.batches.rows * self._sharing,
             part_bytes=lambda rows: 3 * rows * area * (1 + scale**2),
             part_rows=part_rows,
             row_bytes=lambda rows: 3 * math.prod(rows.padded) * (1 + scale**2),

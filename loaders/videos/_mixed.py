@@ -183,8 +183,8 @@ class MixedLoader(Staging):
         """
         compile_kernels()
 
-        self._views = feed.plan.same_frames
-        units = max(feed.plan.batch_size // self._views, 1)
+        self._views = feed.plan.batches.same_frames
+        units = max(feed.plan.batches.rows // self._views, 1)
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / units))
         super().__init__(feed, window=self._window)
         self.notes = notes(backend, feed.columns, able)

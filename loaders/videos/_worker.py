@@ -144,9 +144,9 @@ class ClipLoader(Staging):
         self._workers = Workers(
             lambda: Decoding(feed, backend, make_reader, make_pyav),
             workers=feed.workers,
-            batch_size=feed.plan.batch_size,
+            batch_size=feed.plan.batches.rows,
             part_bytes=lambda rows: rows * math.prod(largest),
-            part_rows=feed.plan.same_frames,  # they meet in one worker, which decodes them once
+            part_rows=feed.plan.batches.same_frames,  # they meet in one worker, which decodes them once
             row_bytes=lambda rows: math.prod(slot_shape(rows)[1:]),
             pinned=feed.device.type == "cuda" and feed.pinned,
             name_of=feed.source.name,

@@ -146,7 +146,7 @@ class Validation:
         """Pass over the validation set with the network as it is now; None when a signal came."""
         assert self.open_loader is not None
         with (
-            memory.validating(self.plan.batch_size),
+            memory.validating(self.plan.batches.rows),
             # images and tensors of a forward pass would otherwise lie beside a graph's memory
             self.checkpoints.step.memory_lent(),
             self.open_loader() as loader,  # for the pass alone: it holds no memory while training runs

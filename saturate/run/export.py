@@ -126,7 +126,7 @@ def load(
     plan: Any = kind.plans(config, splits, native, **ranks)[1]
     columns = SimpleNamespace(classes=start.trained, keypoint_mirror=())
     heads = kind.building(config, columns)
-    shape = (2, *plan.sample_shape)
+    shape = (2, *plan.batches.sample_shape)
     network = start.network(registry, arch, shape, heads, Console(enabled=False)).eval()
     exported = EXPORTED[kind.name]
     pixels = {

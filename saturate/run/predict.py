@@ -92,13 +92,13 @@ def predict(
         net = start.network(
             registry,
             arch,
-            (load.batch_size, *plan.sample_shape),
+            (load.batch_size, *plan.batches.sample_shape),
             heads,
             console,
             world.file,
         )
         module = net.to(world.device).to(
-            memory_format=memory.CHANNELS_LAST[1 + len(plan.sample_shape)]
+            memory_format=memory.CHANNELS_LAST[1 + len(plan.batches.sample_shape)]
         )
         pixels = start.pixels(native, precision.dtype_of(precise))
         _, feed = kind.feeds(
@@ -117,7 +117,7 @@ def predict(
         total = plan.samples * plan.views
         with (
             stop.listening(),
-            memory.validating(plan.batch_size),
+            memory.validating(plan.batches.rows),
             open_loader(loader_name, feed) as loader,
             console.epoch(title="predicting", total=total, item=item) as bar,
         ):

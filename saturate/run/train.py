@@ -141,9 +141,9 @@ def train(
         plan, val_plan = kind.plans(sized, splits, native, seed=run.seed, **world.place)
         opt, told = schedules.of_plan(sized.optimisation, plan)
         task, val_task = kind.tasks(config, splits, AUXILIARY_WEIGHTS.get(arch, 0.0))
-        shape = plan.sample_shape
+        shape = plan.batches.sample_shape
         # cuDNN's search begins anew with each shape
-        torch.backends.cudnn.benchmark = plan.resident == 1
+        torch.backends.cudnn.benchmark = not plan.batches.varies
         # behind the scans: joining has a time-out
         stack.enter_context(world.joined(run.timeout_minutes))
         # before Phases, whose timeline is the stream of now
@@ -161,7 +161,7 @@ def train(
         net = start.network(
             registry,
             arch,
-            (plan.batch_size, *shape),
+            (plan.batches.rows, *shape),
             heads,
             console,
             world.file,
@@ -176,7 +176,7 @@ def train(
                     kind,
                     native,
                     train_set.classes,
-                    (plan.batch_size, *shape),
+                    (plan.batches.rows, *shape),
                     config.augmentation.image_size_start,
                 )
             task = Distilled(
@@ -227,7 +227,7 @@ def train(
             "manifest": train_set.fingerprint,
         }
         asked = model.graphs if not run.evaluate else False
-        explained = partial(memory.explained, plan.batch_size)
+        explained = partial(memory.explained, plan.batches.rows)
         with explained():  # a loader's threads break a capture
             graphs = graphed.prepare(
                 step, partial(first_batches, feed), world, asked, one_shape=kind.graphs

@@ -17,7 +17,6 @@ from torchvision.utils import draw_bounding_boxes
 
 from saturate.contracts import Array, Source
 from saturate.loaders.images.decoders import shown_rgb
-from saturate.plan.epoch import exif_of
 from saturate.system import fonts
 from saturate.tasks._coco import PREFIXES, Detections, Scores, names
 
@@ -84,7 +83,7 @@ def _named(columns: Any) -> dict[int, str]:
 
 
 def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
-    turns = exif_of(columns)
+    turns = columns.exif
     try:
         turn = 0 if turns is None else int(turns[sample])
         return shown_rgb(source.read(sample), turn)

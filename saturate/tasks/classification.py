@@ -29,7 +29,6 @@ from saturate.dataset.open import Console
 from saturate.dataset.val_split import Trained
 from saturate.models import Native, Registry
 from saturate.models import classification as architectures
-from saturate.plan.epoch import exif_of
 from saturate.plan.images import ImagePlan
 from saturate.plan.mixing import UNMIXED, Mixing
 from saturate.plan.targets import IGNORE, label_targets
@@ -443,7 +442,7 @@ class ClassificationKind(TaskKind):
         )
         val_set = None
         if config.run.predict is None:  # what is predicted has no labels
-            classes, turns = val.columns.classes, exif_of(val.columns)
+            classes, turns = val.columns.classes, val.columns.exif
             val_set = Validated(classes=classes, source=val.source, turns=turns)
         return train, self.task_of(val.columns)(binary=binary, val_set=val_set)
 

@@ -284,7 +284,7 @@ class DetectionKind(TaskKind):
         task = Detection(plan.columns, centred=plan.policy.centred)
         boxes = sum(len(task.targets(one)["boxes"]) for one in rows)
         return {
-            "instances_per_image": boxes / max(len(rows) * plan.batch_size, 1),
+            "instances_per_image": boxes / max(len(rows) * plan.batches.rows, 1),
             "padding": padding(rows),
         }
 

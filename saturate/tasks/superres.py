@@ -437,7 +437,7 @@ class SuperresKind(TaskKind):
         """Return the side of the small patches, and what an epoch is made of."""
         policy = plan.policy
         return {
-            "image_size": plan.image_size,
+            "image_size": max(plan.batches.canvas),
             "scale": policy.scale,
             "patch_size": policy.patch,
         }

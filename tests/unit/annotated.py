@@ -30,6 +30,8 @@ def columns(
     outlined = 0 if runs is not None else 1
     lengths = [len(run) for run in runs] if runs is not None else [0] * m
     return SimpleNamespace(
+        exif=None,
+        fetch=None,
         height=np.array([height for height, _ in sizes], np.int32),
         width=np.array([width for _, width in sizes], np.int32),
         image_id=100 + 3 * np.arange(len(sizes)),

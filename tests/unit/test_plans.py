@@ -18,6 +18,9 @@ ALONE: dict[str, int] = {"seed": 0, "world_size": 1, "rank": 0}
 
 
 class Columns:
+    exif = None
+    fetch = None
+
     def __init__(self, count: int) -> None:
         self.height = self.width = np.full(count, 10)
 
