@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
-from typing import cast
+from typing import Any, cast
 
 from saturate.contracts import UserError
 from saturate.dataset.stores import SOURCES
@@ -34,20 +34,20 @@ def tables() -> dict[str, Iterable[str]]:
     return {"tasks": TASKS, "sources": SOURCES, **loaders}
 
 
-def kind_named(task: str) -> TaskKind:
+def kind_named(task: str) -> TaskKind[Any]:
     """Return the entry of a task in TASKS."""
-    found: TaskKind = import_module(TASKS[task]).KIND
+    found: TaskKind[Any] = import_module(TASKS[task]).KIND
     return found
 
 
-def kind_of(config: Config) -> TaskKind:
+def kind_of(config: Config) -> TaskKind[Any]:
     """Return the entry of --task. Raises UserError for an unknown one, or a setting that it does not read."""
     kind = kind_named(one_of("--task", config.model.task, TASKS)).of(config)
     require_read(config, kind)
     return kind
 
 
-def require_read(config: Config, kind: TaskKind) -> None:
+def require_read(config: Config, kind: TaskKind[Any]) -> None:
     """Raise UserError for a setting that is not the default and means nothing to the task."""
     defaults = Config().flat()
     chosen = config.flat()
@@ -70,7 +70,7 @@ LISTER = program("archs")
 
 
 def architecture(
-    kind: TaskKind, asked: str | None, flag: str = "--arch"
+    kind: TaskKind[Any], asked: str | None, flag: str = "--arch"
 ) -> tuple[Registry, str]:
     """Return the registry that builds --arch (`asked`), and its name there; `flag` is what messages call it.
 

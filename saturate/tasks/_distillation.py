@@ -56,7 +56,7 @@ class Distilled:
 
 def read_teacher(
     path: str,
-    kind: TaskKind,
+    kind: TaskKind[Any],
     native: Native,
     classes: Sequence[str],
     shape: tuple[int, ...],

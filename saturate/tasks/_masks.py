@@ -36,7 +36,7 @@ def encoded(
     return codes
 
 
-def checked(code: Any, height: int, width: int) -> dict[str, Any]:
+def checked(code: object, height: int, width: int) -> dict[str, Any]:
     """Return compressed run lengths of {size, counts} in either form.
 
     Raises Rejected unless they fill the image: pycocotools reads and writes past its memory when given

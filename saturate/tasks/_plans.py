@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from saturate.contracts import Array, Split, UserError
+from saturate.contracts import Array, Columns, LabelColumns, Split, UserError
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Console, Content, open_splits
 from saturate.dataset.val_split import Trained
@@ -30,6 +30,8 @@ from saturate.settings.config import Config
 from saturate.settings.detection import Detection
 
 P = TypeVar("P", bound=EpochPlan)
+C = TypeVar("C", bound=Columns)
+F = TypeVar("F")
 
 
 def opened(
@@ -39,7 +41,7 @@ def opened(
     console: Console,
     model: ModelClasses | None = None,
     trained: Trained | None = None,
-) -> dict[str, Split]:
+) -> dict[str, Split[Any]]:
     """Open {"train": ..., "val": ...}. Raises UserError."""
     return open_splits(
         config.data,
@@ -58,9 +60,11 @@ def opened(
 def pair(
     of: Callable[..., P],
     config: Config,
-    splits: Mapping[str, Split],
-    training: Any,
-    validation: Any,
+    splits: Mapping[str, Split[C]],
+    training: F,
+    validation: F,
+    balance: Balance | None = None,
+    /,
     **ranks: int,
 ) -> tuple[P, P]:
     """Make the plans of training and of validation. `of(columns, policy, ...)` makes one.
@@ -76,7 +80,7 @@ def pair(
         accumulate=config.optimisation.accumulate,
         shuffled=config.data.order == "shuffled",
         repeats=config.augmentation.repeats,
-        balance=balance(config, splits["train"].columns),
+        balance=balance,
         **ranks,
     )
     if not config.run.uses:
@@ -96,7 +100,7 @@ def pair(
     return train, of_val(batch_size=most) if val.batch_size > most else val
 
 
-def balance(config: Config, columns: Any) -> Balance | None:
+def balance(config: Config, columns: LabelColumns) -> Balance | None:
     """Return how classes come alike in training with --balance sampler, else None. Raises UserError."""
     if config.optimisation.balance != "sampler" or config.run.uses:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from saturate.contracts import UserError
+from saturate.dataset.coco.columns import Instances
 from saturate.dataset.scan.manifest import Rejected
 from saturate.system.user_files import open_bytes
 from saturate.tasks import _masks
@@ -24,9 +26,9 @@ Entries = list[dict[str, Any]]
 
 def entries(detections: Detections, kind: str) -> Entries:
     """Return one kind's entries of a results file, as COCO's server takes them."""
-    shapes: Any
+    shapes: Sequence[object]
     if kind == "masks":
-        shapes = detections.masks
+        shapes = detections.masks or []
     elif kind == "keypoints":
         assert detections.keypoints is not None
         points = detections.keypoints
@@ -82,7 +84,7 @@ def read(path: Path) -> tuple[list[Any], list[str]]:
     return found, kinds
 
 
-def checked(path: Path, found: list[Any], kind: str, columns: Any) -> Entries:
+def checked(path: Path, found: list[Any], kind: str, columns: Instances) -> Entries:
     """Return one kind's entries of a file, of the images and categories of `columns`.
 
     Raises UserError that names the first bad entry.
@@ -127,7 +129,7 @@ def checked(path: Path, found: list[Any], kind: str, columns: Any) -> Entries:
     return kept
 
 
-def _require_numbers(key: str, values: Any, length: int) -> None:
+def _require_numbers(key: str, values: object, length: int) -> None:
     """Raise ValueError unless these are `length` finite numbers."""
     # true is no number; a whole number may be larger than any float64; the comparison also refuses nan
     if (

@@ -16,6 +16,7 @@ from saturate.contracts import (
     Array,
     Batch,
     Figure,
+    LabelColumns,
     Metric,
     Plan,
     Rows,
@@ -35,7 +36,7 @@ from saturate.plan.targets import IGNORE, label_targets
 from saturate.settings.config import Config
 from saturate.tasks._classification_report import Validated, calibration_error
 from saturate.tasks._mixing import mixed, shared
-from saturate.tasks._plans import image_policies, mixing, opened, pair
+from saturate.tasks._plans import balance, image_policies, mixing, opened, pair
 from saturate.tasks._predictions import (
     MOST,
     Answers,
@@ -131,7 +132,7 @@ class Classification:
             logits, wanted, batch.valid, self.label_smoothing, self.threshold
         )
 
-    def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+    def parts(self, outputs: object) -> dict[str, torch.Tensor]:
         return {}
 
     def metric(self, device: torch.device) -> Metric:
@@ -221,7 +222,9 @@ class TopK:
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
         self._collected = Collected(binary=binary)
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(
+        self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch
+    ) -> None:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         self._classes = logits.shape[1]
         self._collected.add(batch.ids, logits, batch.targets["labels"], batch.valid)
@@ -282,7 +285,9 @@ class MeanPrecision:
         # ids on the host; on the device logits and wanted [B, C], labels and valid [B]
         self._parts: list[tuple[Any, ...]] = []
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(
+        self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch
+    ) -> None:
         logits = (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float()
         targets = batch.targets
         self._parts.append(
@@ -363,7 +368,7 @@ def extras_of(
     return {"answers": answers, **made}
 
 
-def balancing(config: Config, columns: Any) -> Array | None:
+def balancing(config: Config, columns: LabelColumns) -> Array | None:
     """Return what each sample's loss is weighed by, [n], so that every class counts alike; None: each counts 1.
 
     The mean over the samples is 1. It is a function of the whole data set, so ranks change nothing. Raises
@@ -381,7 +386,7 @@ def balancing(config: Config, columns: Any) -> Array | None:
     return weights
 
 
-class ClassificationKind(TaskKind):
+class ClassificationKind(TaskKind[LabelColumns]):
     """Images with a label."""
 
     name = "classification"
@@ -390,7 +395,7 @@ class ClassificationKind(TaskKind):
     others: Mapping[str, str] = {"timm/": "saturate.models.timm"}
     figures: tuple[Figure, ...] = FIGURES
 
-    def of(self, config: Config) -> TaskKind:
+    def of(self, config: Config) -> TaskKind[LabelColumns]:
         return KIND_OF_SETS if config.data.multi_label else self
 
     def splits(
@@ -400,21 +405,23 @@ class ClassificationKind(TaskKind):
         console: Console,
         model: ModelClasses | None = None,
         trained: Trained | None = None,
-    ) -> dict[str, Split]:
+    ) -> dict[str, Split[LabelColumns]]:
         return opened(config, loader, self.content(config), console, model, trained)
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, config: Config, splits: Splits[LabelColumns], native: Native, **ranks: int
     ) -> tuple[Plan, Plan]:
         return pair(
             ImagePlan,
             config,
             splits,
             *image_policies(config.augmentation, native),
+            balance(config, splits["train"].columns),
             **ranks,
         )
 
-    def used(self, plan: Any) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
+        assert isinstance(plan, ImagePlan)
         policy = plan.policy
         return {
             "image_size": policy.image_size,
@@ -422,12 +429,12 @@ class ClassificationKind(TaskKind):
             "val_resize": policy.resize,
         }
 
-    def task_of(self, columns: Any) -> Callable[..., Classification]:
+    def task_of(self, columns: LabelColumns) -> Callable[..., Classification]:
         """Return a function: Classification's keywords -> the Task of this split."""
         return partial(Classification, columns.label)
 
     def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
+        self, config: Config, splits: Splits[LabelColumns], auxiliary_weight: float
     ) -> tuple[Task, Task]:
         loss = config.optimisation
         columns, val = splits["train"].columns, splits["val"]
@@ -447,7 +454,7 @@ class ClassificationKind(TaskKind):
         return train, self.task_of(val.columns)(binary=binary, val_set=val_set)
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, config: Config, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does: a validation whose labels mean nothing. Raises UserError."""
         no_labels = np.zeros(len(found.columns.classes), np.int64)
@@ -463,14 +470,14 @@ class SetsKind(ClassificationKind):
     figures = FIGURES_OF_SETS
     predicting = ClassificationKind.predicting  # the answers of sets have the same form
 
-    def task_of(self, columns: Any) -> Callable[..., Classification]:
-        several = getattr(columns, "several", None)
+    def task_of(self, columns: LabelColumns) -> Callable[..., Classification]:
+        several = columns.several
         if several is None:  # of files without labels
             several = np.zeros((len(columns.classes),) * 2, bool)
         return partial(LabelSets, columns.label, classes_of_set=several)
 
     def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
+        self, config: Config, splits: Splits[LabelColumns], auxiliary_weight: float
     ) -> tuple[Task, Task]:
         if config.optimisation.balance != "none":
             raise UserError(

@@ -19,12 +19,14 @@ from saturate.contracts import (
     Batch,
     Figure,
     Metric,
+    Plan,
     Rows,
     Source,
     Split,
     Task,
     UserError,
 )
+from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Console, Content, cache_folder
@@ -81,9 +83,9 @@ LOOKED_AT = 50
 
 @dataclass(frozen=True)
 class Detection:
-    """contracts.Task of detectors. `columns`: dataset.coco.columns.Instances."""
+    """contracts.Task of detectors."""
 
-    columns: Any
+    columns: Instances
     _: KW_ONLY
     masks: bool = False
     keypoints: bool = False
@@ -171,7 +173,7 @@ class Detection:
         )
 
 
-class DetectionKind(TaskKind):
+class DetectionKind(TaskKind[Instances]):
     """Images with boxes, masks or keypoints, in COCO's layout."""
 
     name = "detection"
@@ -182,7 +184,7 @@ class DetectionKind(TaskKind):
     loss_parts = True
     graphs = False  # as many shapes as canvases
 
-    def of(self, config: Config) -> TaskKind:
+    def of(self, config: Config) -> TaskKind[Instances]:
         if _parts(config)["keypoints"]:
             return KIND_OF_KEYPOINTS
         # torchvision's SSDs have no longer side
@@ -203,7 +205,7 @@ class DetectionKind(TaskKind):
         loader: str,
         console: Console,
         model: ModelClasses | None = None,
-    ) -> dict[str, Split]:
+    ) -> dict[str, Split[Instances]]:
         """Open both. Raises UserError.
 
         An architecture that learns masks trains on no box without one. That holds in this process alone:
@@ -224,7 +226,7 @@ class DetectionKind(TaskKind):
         return found
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, config: Config, splits: Splits[Instances], native: Native, **ranks: int
     ) -> tuple[DetectionPlan, DetectionPlan]:
         detection = config.detection
         policies = detection_policies(config.augmentation, detection, native)
@@ -237,11 +239,12 @@ class DetectionKind(TaskKind):
             **ranks,
         )
 
-    def used(self, plan: DetectionPlan) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
+        assert isinstance(plan, DetectionPlan)
         return {"image_size": plan.policy.size, "longer_side": plan.policy.longer}
 
     def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
+        self, config: Config, splits: Splits[Instances], auxiliary_weight: float
     ) -> tuple[Task, Task]:
         train, val = splits["train"], splits["val"]
         centred = config.detection.augment in CENTRED
@@ -260,7 +263,7 @@ class DetectionKind(TaskKind):
         )
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, config: Config, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return the validation of images in which nothing is marked."""
         parts = _parts(config)
@@ -270,7 +273,7 @@ class DetectionKind(TaskKind):
         write = partial(write_detections, split=split, kinds=kinds)
         return Predicting(split=split, task=task, write=write)
 
-    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+    def building(self, config: Config, columns: Instances) -> dict[str, Any]:
         return {
             "classes": len(columns.classes),
             "weights_backbone": config.detection.weights_backbone,
@@ -278,11 +281,13 @@ class DetectionKind(TaskKind):
             "keypoints": len(columns.keypoint_mirror),
         }
 
-    def facts(self, plan: DetectionPlan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> dict[str, Any]:
         """Return the boxes to learn of an image, a mean, and the share of pixels that is padding."""
+        assert isinstance(plan, DetectionPlan)
         rows = plan.rows(0, 0)[:LOOKED_AT]
-        task = Detection(plan.columns, centred=plan.policy.centred)
-        boxes = sum(len(task.targets(one)["boxes"]) for one in rows)
+        drawn = partial(packed, plan.columns, masks=False, keypoints=False)
+        centred = plan.policy.centred
+        boxes = sum(len(drawn(one, centred=centred)["boxes"]) for one in rows)
         return {
             "instances_per_image": boxes / max(len(rows) * plan.batches.rows, 1),
             "padding": padding(rows),
@@ -335,7 +340,7 @@ class KeypointsKind(DetectionKind):
     unpredicted = "keypoints: a checkpoint does not say how many there are"
 
 
-def _with_masks(columns: Any, arch: str, console: Console) -> Any:
+def _with_masks(columns: Instances, arch: str, console: Console) -> Instances:
     """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from saturate.contracts import Array, Feed, Figure, Pixels, Plan, Split, Task
+from saturate.contracts import Array, Columns, Feed, Figure, Pixels, Plan, Split, Task
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Console, Content, are_files
 from saturate.loaders import LOADERS, Medium, default_loader, of_medium, usable
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Splits = Mapping[str, Split]
+C = TypeVar("C", bound=Columns)
+Splits = Mapping[str, Split[C]]
 """{"train": ..., "val": ...}."""
 
 
@@ -44,13 +45,16 @@ class Predicting:
     """What --predict does with a task: on which columns, and what it writes of the answers."""
 
     # with the classes of the model, and no label or box that means anything
-    split: Split
+    split: Split[Any]
     task: Task  # of a validation of it; what its metric returns is what `write` gets
     write: Write
 
 
-class TaskKind(ABC):
-    """The entry of one --task. Its file exports one as KIND, and a line of tasks.TASKS names the file."""
+class TaskKind(ABC, Generic[C]):
+    """The entry of one --task, whose columns are of the class C.
+
+    Its file exports one as KIND, and a line of tasks.TASKS names the file.
+    """
 
     name: str  # as --task has it, and TASKS
     arch: str  # of --arch, where none is given
@@ -70,7 +74,7 @@ class TaskKind(ABC):
     # every batch has the same shape, so that a step can be a CUDA graph
     graphs: bool = True
 
-    def of(self, config: Config) -> TaskKind:
+    def of(self, config: Config) -> TaskKind[C]:
         """Return the entry for these settings, with which a task may have other figures."""
         return self
 
@@ -81,7 +85,7 @@ class TaskKind(ABC):
         loader: str,
         console: Console,
         model: ModelClasses | None = None,
-    ) -> dict[str, Split]:
+    ) -> dict[str, Split[C]]:
         """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError.
 
         `model`: to evaluate a network with these classes, which the columns then have. A task that reads
@@ -90,27 +94,27 @@ class TaskKind(ABC):
 
     @abstractmethod
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, config: Config, splits: Splits[C], native: Native, **ranks: int
     ) -> tuple[Plan, Plan]:
         """Return the plans to train and to validate. `ranks`: seed, world_size, rank. Raises UserError."""
 
     @abstractmethod
     def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
+        self, config: Config, splits: Splits[C], auxiliary_weight: float
     ) -> tuple[Task, Task]:
         """Return what a batch of training means, and one of validation."""
 
     def feeds(
         self,
         config: Config,
-        splits: Splits,
+        splits: Splits[C],
         plans: tuple[Plan, Plan],
         tasks: tuple[Task, Task],
         *,
         pixels: Pixels,
         device: torch.device,
         workers: int,
-    ) -> tuple[Feed, Feed]:
+    ) -> tuple[Feed[C], Feed[C]]:
         """Return what a loader is opened with, to train and to validate: `plans` and `tasks` are of both."""
         from saturate.tasks._plans import (
             transforms,  # with torch, which --help-all does without
@@ -137,7 +141,7 @@ class TaskKind(ABC):
         )
         return train, val
 
-    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+    def building(self, config: Config, columns: C) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
         depth = config.model.stochastic_depth
         return {"classes": len(columns.classes)} | (
@@ -163,15 +167,15 @@ class TaskKind(ABC):
             ) from None
         return module
 
-    def used(self, plan: Any) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
         """Return the resolved values of optional settings, JSON-serialisable; `plan` is that of validation."""
         return {}
 
-    def facts(self, plan: Any) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> dict[str, Any]:
         """Return a summary's facts about this task's data, JSON-serialisable; `plan` is that of training."""
         return {}
 
-    def bytes_read(self, columns: Any, ids: Array) -> int:
+    def bytes_read(self, columns: C, ids: Array) -> int:
         """Return how many bytes the files of these samples have; 0 = not known."""
         return int(columns.size[ids].sum())
 
@@ -180,7 +184,7 @@ class TaskKind(ABC):
         return None
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, config: Config, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does with the files that were `found`, for a network with these classes.
 

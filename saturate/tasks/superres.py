@@ -21,6 +21,7 @@ from saturate.contracts import (
     Batch,
     Figure,
     Metric,
+    Plan,
     Rows,
     Source,
     Split,
@@ -32,7 +33,13 @@ from saturate.contracts import (
 from saturate.dataset.images.columns import shown_by
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Console, Content, cache_folder, tell_of_copies
-from saturate.dataset.pairs.columns import Pairs, source_of, split_of, synthetic
+from saturate.dataset.pairs.columns import (
+    Pairs,
+    PairSource,
+    source_of,
+    split_of,
+    synthetic,
+)
 from saturate.dataset.pairs.layouts import HOLDS
 from saturate.dataset.pairs.scan import open_pairs
 from saturate.dataset.stores.bucket import local
@@ -110,7 +117,7 @@ class Superres:
         losses = of(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
         return torch.where(batch.valid, losses, 0.0)
 
-    def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+    def parts(self, outputs: object) -> dict[str, torch.Tensor]:
         return {}
 
     def metric(self, device: torch.device) -> Metric:
@@ -304,7 +311,7 @@ def _crop(picture: torch.Tensor) -> torch.Tensor:
     return (padded.permute(1, 2, 0) * WHITE).round().to(torch.uint8)
 
 
-class SuperresKind(TaskKind):
+class SuperresKind(TaskKind[Pairs]):
     """Images to be enlarged; there are no classes."""
 
     name = "superres"
@@ -322,7 +329,7 @@ class SuperresKind(TaskKind):
         loader: str,
         console: Console,
         model: ModelClasses | None = None,
-    ) -> dict[str, Split]:
+    ) -> dict[str, Split[Pairs]]:
         """Open both, and say what was left out. To evaluate, validation will do, and is both."""
         own = config.superres
         data = config.data
@@ -341,7 +348,7 @@ class SuperresKind(TaskKind):
         needed = ["train"] * (not config.run.evaluate)
         needed += ["val"] * (config.run.evaluate or config.run.val_every > 0)
         cache = cache_folder(data.manifest_dir)
-        found: dict[str, Split] = {}
+        found: dict[str, Split[Pairs]] = {}
         for name in needed:
             with console.counting(name) as progress:
                 found[name], messages = open_pairs(
@@ -373,12 +380,10 @@ class SuperresKind(TaskKind):
         return {name: found.get(name, there) for name in STAND_INS}
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, config: Config, splits: Splits[Pairs], native: Native, **ranks: int
     ) -> tuple[PatchPlan, PatchPlan]:
         """Return the plans of patches, and of whole images one a batch."""
-        made = {
-            name: getattr(split.columns, "made", True) for name, split in splits.items()
-        }
+        made = {name: split.columns.made for name, split in splits.items()}
         own = config.superres
         training = PatchPolicy(
             scale=own.scale,
@@ -392,7 +397,7 @@ class SuperresKind(TaskKind):
         return pair(_plan, config, splits, training, validation, **ranks)
 
     def tasks(
-        self, config: Config, splits: Splits, auxiliary_weight: float
+        self, config: Config, splits: Splits[Pairs], auxiliary_weight: float
     ) -> tuple[Task, Task]:
         own = config.superres
         arch = config.model.arch or self.arch
@@ -414,7 +419,7 @@ class SuperresKind(TaskKind):
         return train, val
 
     def predicting(
-        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+        self, config: Config, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what enlarges each image. Raises UserError."""
         columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
@@ -430,11 +435,12 @@ class SuperresKind(TaskKind):
         )
         return Predicting(split=split, task=enlarging, write=write_enlarged)
 
-    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+    def building(self, config: Config, columns: Pairs) -> dict[str, Any]:
         return {"scale": config.superres.scale}
 
-    def facts(self, plan: PatchPlan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> dict[str, Any]:
         """Return the side of the small patches, and what an epoch is made of."""
+        assert isinstance(plan, PatchPlan)
         policy = plan.policy
         return {
             "image_size": max(plan.batches.canvas),
@@ -465,7 +471,7 @@ def _shave(config: Config) -> int:
 
 
 def _plan(
-    columns: Any,
+    columns: Pairs,
     policy: PatchPolicy,
     *,
     batch_size: int,
@@ -477,10 +483,10 @@ def _plan(
     return PatchPlan(columns, policy, batch_size=size, training=training, **how)
 
 
-def _large(split: Split) -> Split:
+def _large(split: Split[Pairs]) -> Split[Part]:
     """Return the large images of pairs, each once."""
-    pairs = split.columns
-    source: Any = split.source
+    pairs, source = split.columns, split.source
+    assert isinstance(source, PairSource)
     return Split(
         columns=Part.of(pairs.high, pairs.images),
         source=source_of(source.source, pairs.images),

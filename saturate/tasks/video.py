@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from saturate.contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, World
+from saturate.contracts import (
+    Array,
+    Batch,
+    Figure,
+    LabelColumns,
+    Metric,
+    Plan,
+    Rows,
+    Split,
+    World,
+)
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Console
 from saturate.dataset.val_split import Trained
@@ -20,7 +30,7 @@ from saturate.plan.clips import ClipPlan
 from saturate.settings.config import Config
 from saturate.tasks import classification
 from saturate.tasks._classification_report import Validated, calibration_error
-from saturate.tasks._plans import clip_policy, pair
+from saturate.tasks._plans import balance, clip_policy, pair
 from saturate.tasks._predictions import answers_of, mean
 from saturate.tasks.classification import (
     LARGEST_LOSS,
@@ -70,7 +80,7 @@ class ViewMean:
         # int64 [n, C + 3]: logits in LOSS_UNIT, views, views left out, those of them that are no numbers
         self._sums: torch.Tensor | None = None
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
         logits = outputs.double()
         if self._sums is None:
             self._sums = torch.zeros(
@@ -144,7 +154,7 @@ class VideoKind(ClassificationKind):
         console: Console,
         model: ModelClasses | None = None,
         trained: Trained | None = None,
-    ) -> dict[str, Split]:
+    ) -> dict[str, Split[LabelColumns]]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
         splits = super().splits(config, loader, console, model, trained)
         clips = config.clips
@@ -154,7 +164,7 @@ class VideoKind(ClassificationKind):
             columns = split.columns
             if not isinstance(columns, Videos):
                 continue
-            least: Any = span + 1
+            least = np.array(span + 1)
             if clips.clip_fps is not None:  # a video of one frame has no rate
                 least = np.where(
                     columns.fps > 0,
@@ -170,24 +180,26 @@ class VideoKind(ClassificationKind):
         return splits
 
     def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
+        self, config: Config, splits: Splits[LabelColumns], native: Native, **ranks: int
     ) -> tuple[Plan, Plan]:
         policy = clip_policy(config.augmentation, config.clips, native)
-        return pair(ClipPlan, config, splits, policy, policy, **ranks)
+        alike = balance(config, splits["train"].columns)
+        return pair(ClipPlan, config, splits, policy, policy, alike, **ranks)
 
-    def used(self, plan: Any) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
+        assert isinstance(plan, ClipPlan)
         return {
             "val_resize": plan.policy.resize,
             "short_side": list(plan.policy.shorter),
         }
 
-    def task_of(self, columns: Any) -> Callable[..., Classification]:
+    def task_of(self, columns: LabelColumns) -> Callable[..., Classification]:
         return partial(Video, columns.label)
 
-    def facts(self, plan: ClipPlan) -> dict[str, Any]:
-        return {"clip_frames": plan.policy.frames}
+    def facts(self, plan: Plan) -> dict[str, Any]:
+        return {"clip_frames": plan.batches.frames}
 
-    def bytes_read(self, columns: Any, ids: Array) -> int:
+    def bytes_read(self, columns: LabelColumns, ids: Array) -> int:
         """Return 0: a clip is a part of its file, and where its decoder begins to read is the decoder's."""
         return 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ def columns(
     boxes: Sequence[Sequence[tuple[float, float, float, float]]],
     *,
     runs: Sequence[Array] | None = None,
-) -> SimpleNamespace:
+) -> Any:
     """Make the columns of images of `sizes`, height and width, with boxes x y width height each.
 
     Polygons are the boxes' outlines, or none with `runs`.
