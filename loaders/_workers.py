@@ -61,8 +61,15 @@ QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
 
 
-Work = Callable[[Rows, Array], Any]
-"""What a worker does with upright rows: fill a slot (uint8, 1-D), return what else there is to say."""
+class Work:
+    """What a worker does with upright rows."""
+
+    def __call__(self, rows: Rows, slot: Array) -> Any:
+        """Fill a slot (uint8, 1-D), and return what else there is to say."""
+        raise NotImplementedError
+
+    def ask(self, samples: Array) -> None:
+        """Begin to read samples, int64 ids: of the rows that come now, and of those behind them."""
 
 
 class Shared:
@@ -217,10 +224,8 @@ class Workers:
         self.stop()
         loader = self._loader
         self._loader = None
-        if (
-            loader is not None
-            and (iterator := getattr(loader, "_iterator", None)) is not None
-        ):
+        iterator = None if loader is None else loader._iterator
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
             with killed_if_late(iterator._workers):
                 # it has no public name: PyTorch calls it when the garbage collector finds the iterator
                 iterator._shutdown_workers()
@@ -232,9 +237,10 @@ class Workers:
 
     def _died(self) -> str:
         """Return how a worker process ended that nobody had told to; empty where none has."""
-        iterator: Any = getattr(self._loader, "_iterator", None)
-        processes = () if self._stop.said else getattr(iterator, "_workers", ())
-        for worker, process in enumerate(processes):
+        iterator = None if self._loader is None else self._loader._iterator
+        if self._stop.said or not isinstance(iterator, _MultiProcessingDataLoaderIter):
+            return ""
+        for worker, process in enumerate(iterator._workers):
             if process.exitcode is not None:
                 return died(process, self._marks.file(worker))
         return ""
@@ -254,7 +260,7 @@ class Workers:
 class _Results(_MultiProcessingDataLoaderIter):
     """Looks more often than PyTorch's 5 s whether workers live, and does not wait for those told to end."""
 
-    def __init__(self, loader: Any, stop: Stop) -> None:
+    def __init__(self, loader: DataLoader[object], stop: Stop) -> None:
         self._stop = stop
         super().__init__(loader)
 
@@ -309,7 +315,7 @@ def _half_made() -> Iterator[None]:
         raise
 
 
-def _unchanged(result: Any) -> Any:
+def _unchanged(result: object) -> object:
     """Return a result as it is: the default makes tensors of arrays and sends each through /dev/shm."""
     return result
 
@@ -398,9 +404,7 @@ class _PartDataset(Dataset[Any]):
             lap("idle")
         else:  # with --workers 0 the thread works, another one in each epoch, and has stages of its own
             self._laps.start()
-        # work that reads files before it decodes them has it
-        if ask := getattr(self._work, "ask", None):
-            ask(np.concatenate([rows.ids[rows.valid], coming]))
+        self._work.ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
         except UserError as mistake:

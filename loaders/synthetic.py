@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from saturate.contracts import Batch, Counts, Feed, Rows, StageSeconds
+from saturate.contracts import Batch, Columns, Counts, Feed, Rows, StageSeconds
 from saturate.loaders._postprocess import DTYPES, batch_of
 from saturate.loaders._staging import Staged, hand_over, sleeping_event
 from saturate.plan.patches import HIGH
@@ -24,7 +24,7 @@ class Synthetic:
     notes: Sequence[str] = ()
     reader = ""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[Columns]) -> None:
         self.counts = Counts()
         self._feed = feed
         generator = torch.Generator(feed.device).manual_seed(0)
@@ -70,5 +70,5 @@ class Synthetic:
         return Staged(batch, None, done)
 
 
-def open(feed: Feed) -> Synthetic:
+def open(feed: Feed[Columns]) -> Synthetic:
     return Synthetic(feed)

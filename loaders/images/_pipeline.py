@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from saturate.contracts import Feed, Plan, UserError
+from saturate.contracts import Array, Feed, ImageColumns, Plan, UserError
 from saturate.loaders._dali import first_line, import_dali, memory_named
 from saturate.loaders._staging import Staged, Stager, without
 from saturate.loaders.images._dali_rows import Known, Prepared
@@ -46,7 +46,7 @@ REFUSED_ALL = 64
 
 
 def build(
-    feed: Feed,
+    feed: Feed[ImageColumns],
     *,
     device: torch.device | None,
     reads: bool,
@@ -91,7 +91,7 @@ def build(
         # The decoder (DALI 2.4) ends the process where it cannot read the header of one file among a hundred;
         # this operator says so. The decoder waits for it, as its start depends on it.
         start = start + fn.peek_image_shape(data, dtype=types.INT32)[0:2] * 0
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "start": start,
             "shape": shape,
             "axes": [0, 1],  # y, x: its default order is x, y
@@ -149,7 +149,7 @@ class Outputs:
     On a GPU on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back.
     """
 
-    def __init__(self, feed: Feed, stager: Stager, *, gpu: bool) -> None:
+    def __init__(self, feed: Feed[ImageColumns], stager: Stager, *, gpu: bool) -> None:
         self._normalised = dali_normalises(feed.plan)
         self._stream = torch.cuda.Stream(feed.device) if gpu else None
         self._stager = stager
@@ -183,7 +183,7 @@ class Runner:
         warm: Prepared,
         diagnose: Callable[[Prepared], set[int]],
         again: Callable[[Prepared, Known], Prepared],
-        output_stream: Any = None,
+        output_stream: int | None = None,
     ) -> None:
         self._make = make
         self._warm = warm
@@ -341,7 +341,7 @@ def _delayed(paths: Any, delay_s: float) -> Any:
     usleep.restype = ctypes.c_int
     microseconds = int(delay_s * 1e6)
 
-    def copy_late(out: Any, given: Any) -> None:
+    def copy_late(out: Array, given: Array) -> None:
         usleep(microseconds)
         out[:] = given[:]
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from saturate.contracts import Array, Feed, UserError
-from saturate.dataset.videos.columns import Flags
+from saturate.dataset.videos.columns import Flags, Videos
 from saturate.loaders import Undecodable
 from saturate.loaders.videos import nvdec
 from saturate.loaders.videos._engines import NAMES, Nvdec
@@ -50,7 +50,7 @@ def unread(sample: int, path: bytes, frames: list[int]) -> Read:
 class Torchcodec(Nvdec):
     """Gives what Nvdec gives, of what `unread` gives; `codec` is torchcodec.decoders."""
 
-    def __init__(self, columns: Any, codec: Any, device: torch.device) -> None:
+    def __init__(self, columns: Videos, codec: Any, device: torch.device) -> None:
         super().__init__(columns, codec, device.index or 0, 0)
         self._device = device
 
@@ -144,12 +144,12 @@ def joined(planes: Sequence[torch.Tensor], height: int, width: int) -> torch.Ten
 class Filling(nvdec.Filling):
     """saturate.loaders.videos._mixed.Fills."""
 
-    def __init__(self, columns: Any, codec: Any, device: torch.device) -> None:
+    def __init__(self, columns: Videos, codec: Any, device: torch.device) -> None:
         super().__init__(columns, codec, device, 0)
         self._decode = Torchcodec(columns, codec, device)
 
 
-def loader(feed: Feed, codec: Any) -> MixedLoader:
+def loader(feed: Feed[Videos], codec: Any) -> MixedLoader:
     """Return the loader that decodes with torchcodec.decoders."""
     return MixedLoader(
         feed,
@@ -161,7 +161,7 @@ def loader(feed: Feed, codec: Any) -> MixedLoader:
     )
 
 
-def open(feed: Feed) -> MixedLoader:
+def open(feed: Feed[Videos]) -> MixedLoader:
     if feed.device.type != "cuda":
         raise UserError(
             "--loader torchcodec-cuda needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU"
