@@ -119,9 +119,8 @@ class Workers:
     """`run(rows)` yields (slot, rows, what the work returned for each part).
 
     A slot is valid until HELD more were taken. A part has `part_rows` rows, and `part_bytes(count)` is the
-    most room that so many take in a slot. Part p begins at p times the room of a whole part:
-    part_bytes(part_rows), or part_rows * row_bytes(rows) where the upright rows of a batch say how large each
-    of them is.
+    most room that so many take in a slot. Part p begins at p * part_rows * row_bytes(rows) of the upright rows
+    of its batch; without `row_bytes` all rows have one size, and it begins at p * part_bytes(part_rows).
     """
 
     def __init__(
@@ -181,7 +180,11 @@ class Workers:
             # The thread that opens the loader forks, and not the loader's own: a child takes apart what other
             # threads have as thread-local variables, and would wait for ever for the threads that PyAV's
             # converter of pictures has there, from 19 on.
-            with starting(self._stop, f"--workers {workers}"), _unheard(), _half_made():
+            with (
+                starting(self._stop, f"--workers {workers}"),
+                _without_sigchld_handler(),
+                _shut_down_if_start_fails(),
+            ):
                 iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Generator[tuple[Array, Rows, list[Any]]]:
@@ -267,7 +270,7 @@ class _Results(_MultiProcessingDataLoaderIter):
     def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
         if self._stop.said:
             raise RuntimeError("the workers were told to end")
-        result: tuple[bool, Any] = super()._try_get_data(timeout)
+        result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -284,7 +287,7 @@ class _Loader(DataLoader[Any]):
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _without_sigchld_handler() -> Iterator[None]:
     """Keep PyTorch from raising a worker's end in a signal handler; around a DataLoader's start.
 
     It would raise it in whatever the program does at that moment: in half of a step. So it is an error of
@@ -299,7 +302,7 @@ def _unheard() -> Iterator[None]:
 
 
 @contextmanager
-def _half_made() -> Iterator[None]:
+def _shut_down_if_start_fails() -> Iterator[None]:
     """Mark a DataLoader's iterator as shut down when the start of its workers fails.
 
     PyTorch (2.11) cannot take such a one apart, and says so on stderr.

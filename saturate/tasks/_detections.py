@@ -77,7 +77,7 @@ def write_detections(
     found: Mapping[str, Any],
     asked: Asked,
     *,
-    split: Split,
+    split: Split[Instances],
     kinds: Sequence[str],
 ) -> list[Path]:
     """Write detections*.json in COCO's results format, pictures, and images.json: the file of each id."""
