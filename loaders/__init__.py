@@ -23,7 +23,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal
 
-from saturate.contracts import Batch, Feed, Loader, Source, UserError
+from saturate.contracts import Batch, Columns, Feed, Loader, Source, UserError
 from saturate.loaders._bundles import Bundles, bundled
 from saturate.plan import bundles
 from saturate.plan.epoch import EpochPlan
@@ -135,13 +135,13 @@ def installed(package: str) -> bool:
         return False
 
 
-def first_batch(feed: Feed, epoch: int = 0) -> Batch:
+def first_batch(feed: Feed[Columns], epoch: int = 0) -> Batch:
     """Return noise with the shapes, dtypes and targets of the first batch of an epoch."""
     with open_loader("synthetic", feed) as loader:
         return next(loader.batches(epoch, 0))
 
 
-def first_batches(feed: Feed) -> list[Batch]:
+def first_batches(feed: Feed[Columns]) -> list[Batch]:
     """Return such a batch for each size of images that the plan has, the smallest first."""
     return [first_batch(feed, epoch) for epoch in feed.plan.first_epochs]
 
@@ -162,7 +162,7 @@ def require_files(name: str, sources: Iterable[Source]) -> None:
             )
 
 
-def open_loader(name: str, feed: Feed) -> Loader:
+def open_loader(name: str, feed: Feed[Columns]) -> Loader:
     """Return the loader of that name, ready to give batches.
 
     Raises UserError where this machine cannot run it, where it opens files and the source has none, and where
@@ -184,7 +184,9 @@ def open_loader(name: str, feed: Feed) -> Loader:
     if beside:
         return module.open(feed, beside)
     if isinstance(feed.plan, EpochPlan) and name != "synthetic":
-        count = bundles.count(feed.plan, feed.plan.together, feed.plan.world_size)
+        count = bundles.count(
+            feed.plan, feed.plan.batches_per_draw, feed.plan.world_size
+        )
         if count > 1:
             feed = bundled(feed, count)
             return Bundles(module.open(feed), feed)

@@ -9,56 +9,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Batch, Feed, Loader, Rows
+from saturate.contracts import Array, Batch, Columns, Feed, Loader, Rows
 from saturate.plan.bundles import Bundled, cut
 
 
 class Bundles:
     """A contracts.Loader of micro-batches: it cuts the batches of `loader`, which are bundles.
 
-    `feed` is what `bundled` has returned, and `loader` was opened with. All else is the loader's.
+    `feed` is what `bundled` has returned, and `loader` was opened with.
     """
 
-    def __init__(self, loader: Loader, feed: Feed) -> None:
-        plan: Any = feed.plan
+    def __init__(self, loader: Loader, feed: Feed[Columns]) -> None:
+        assert isinstance(feed.plan, Bundled)
         self._loader = loader
-        self._plan: Bundled = plan
-        self.in_flight = (loader.in_flight + 1) * plan.count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        self._plan = feed.plan
+        self.in_flight = (loader.in_flight + 1) * self._plan.count
+        self.notes = loader.notes
+        self.reader = loader.reader
+        self.counts = loader.counts
+        self.stage_seconds = loader.stage_seconds
+        self.awaited = loader.awaited
+        self.close = loader.close
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return self._cut(self._loader.batches(epoch, first))
 
     def _cut(self, bundles: Iterator[Batch]) -> Iterator[Batch]:
-        size = self._plan.plan.batch_size
+        size = self._plan.plan.batches.rows
         count = self._plan.count
         for number, bundle in enumerate(bundles):
             # not before the first bundle: the plan counts them once the loader has asked for its rows
-            left = self._plan.batches - number * count
+            left = self._plan.bundled - number * count
             yield from micro_batches(bundle, size, min(left, count))
 
     def __enter__(self) -> Bundles:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._loader.close()
+        self.close()
 
 
-def bundled(feed: Feed, count: int) -> Feed:
+def bundled(feed: Feed[Columns], count: int) -> Feed[Columns]:
     """Return a feed whose batches are bundles of `count` micro-batches of `feed`, with their targets."""
-    plan: Any = Bundled(feed.plan, count)
+    plan = Bundled(feed.plan, count)
     return replace(feed, plan=plan, targets=partial(_targets, feed))
 
 
-def _targets(feed: Feed, rows: Rows) -> dict[str, Array]:
+def _targets(feed: Feed[Columns], rows: Rows) -> dict[str, Array]:
     """Return the targets of a bundle's rows, made for one micro-batch after the other: each mixes its own."""
-    each = [feed.targets(its) for its in cut(rows, feed.plan.batch_size)]
+    each = [feed.targets(its) for its in cut(rows, feed.plan.batches.rows)]
     return {
         name: np.concatenate([targets[name] for targets in each]) for name in each[0]
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Ten
     return out
 
 
-def _ways(kernel: Any) -> dict[tuple[int, ...], Way]:
+def _ways(kernel: ModuleType | None) -> dict[tuple[int, ...], Way]:
     """Return what does each operation: loaders._ops_kernel, where it is given, does many of them at once."""
     ways: dict[tuple[int, ...], Way] = dict(kernel.WAYS) if kernel else {}
     by_kernel = {operation for operations in ways for operation in operations}
@@ -76,10 +76,10 @@ def _by_torch(
 
 
 @cache
-def _kernel(device: torch.device) -> Any:
+def _kernel(device: torch.device) -> ModuleType | None:
     """Return loaders._ops_kernel, its kernels built; None, with a warning, where Triton cannot build them."""
 
-    def build(kernel: Any) -> None:
+    def build(kernel: ModuleType) -> None:
         row = torch.zeros(1, dtype=torch.int64, device=device)
         for operations, way in kernel.WAYS.items():
             numbers = torch.zeros(1, 1, WIDTH, device=device)

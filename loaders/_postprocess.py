@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
 
-from saturate.contracts import Array, Batch, Feed, Rows
+from saturate.contracts import Array, Batch, Columns, Feed, Rows
 from saturate.loaders._flips import images_shape, turned
 from saturate.loaders._memory import to_device
 from saturate.loaders._ops import operated
@@ -40,7 +40,7 @@ DTYPES = {
 class Finish:
     """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3], as a feed asks for them."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[Columns]) -> None:
         self._feed = feed
         self.dtype = DTYPES[feed.pixels.dtype]
         mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
@@ -133,12 +133,12 @@ def _is_one_launch(pixels: torch.Tensor, rows: Rows) -> bool:
 
 
 @cache
-def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
+def _kernel(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     """Return loaders._postprocess_kernel, its kernel built; None on a CPU, and if Triton cannot."""
     if device.type != "cuda":
         return None
 
-    def build(kernel: Any) -> None:
+    def build(kernel: ModuleType) -> None:
         level = torch.zeros(1, 1, 1, 3, dtype=torch.uint8, device=device)
         table = torch.zeros(256, 3, dtype=dtype, device=device)
         image = torch.empty_like(level, dtype=dtype)
@@ -182,7 +182,9 @@ def _behind(rows: Rows, decoded: Array) -> tuple[Rows, tuple[int, ...]]:
     return replace(shown, fillers=seen), failed
 
 
-def batch_of(images: torch.Tensor, rows: Rows, decoded: Array, feed: Feed) -> Batch:
+def batch_of(
+    images: torch.Tensor, rows: Rows, decoded: Array, feed: Feed[Columns]
+) -> Batch:
     """Return a batch of these images, with all that the rows and the task say of them."""
     return _batch_with_targets(images, rows, decoded, feed, [])[0]
 
@@ -191,7 +193,7 @@ def _batch_with_targets(
     images: torch.Tensor,
     rows: Rows,
     decoded: Array,
-    feed: Feed,
+    feed: Feed[Columns],
     more: Sequence[Array],
 ) -> tuple[Batch, list[torch.Tensor]]:
     """Make the targets; return the batch, and `more` numbers on the device.

@@ -47,10 +47,10 @@ class Reads:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._at_once: int = getattr(source, "reads_at_once", 1)
+        self._at_once = source.reads_at_once
         self._threads: ThreadPoolExecutor | None = None
         self._asked: dict[int, Future[bytes]] = {}
-        self._adapts: bool = getattr(source, "alone_while_fast", False)
+        self._adapts = source.alone_while_fast
         self._slow = not self._adapts
         # times that reads were asked for, and seconds of each read alone, since the last look at the speed
         self._times = 0

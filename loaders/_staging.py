@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ import torch
 from saturate.contracts import (
     Array,
     Batch,
+    C_co,
+    Columns,
     Counts,
     Feed,
     Rows,
@@ -82,7 +84,9 @@ class Stager:
     what a training step has freed. `scale`: how much longer sides are than the plan's.
     """
 
-    def __init__(self, feed: Feed, *, waiting: int = 2, scale: int = 1) -> None:
+    def __init__(
+        self, feed: Feed[Columns], *, waiting: int = 2, scale: int = 1
+    ) -> None:
         self._feed = feed
         self._cuda = feed.device.type == "cuda"
         self.finish = Finish(feed)
@@ -93,9 +97,11 @@ class Stager:
         self.stream = torch.cuda.Stream(feed.device) if self._cuda else None
         # one buffer is enough: the stream copies and finishes one batch after the other
         self._levels: torch.Tensor | None = None
-        if self._cuda and feed.plan.resident == 1:
+        if self._cuda and not feed.plan.batches.varies:
             numbers = (
-                feed.plan.batch_size * math.prod(feed.plan.sample_shape) * scale**2
+                feed.plan.batches.rows
+                * math.prod(feed.plan.batches.sample_shape)
+                * scale**2
             )
             # threads write them, which are not in the inference mode that the caller may be in
             with torch.inference_mode(False):
@@ -230,13 +236,13 @@ def hand_over(
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.
     """
-    running: deque[Any] = deque()
+    running: deque[torch.cuda.Event] = deque()
     for item in staged:
         batch = item.batch
         batch.launched = launched
         item.count()
-        stream: Any = torch.cuda.current_stream() if item.done is not None else None
-        if item.ready is not None:
+        stream = torch.cuda.current_stream() if item.done is not None else None
+        if item.ready is not None and stream is not None:
             stream.wait_event(item.ready)
             for tensor in (batch.sizes, batch.valid, *batch.targets.values()):
                 # small ones come from the allocator, images from a slot
@@ -263,7 +269,7 @@ class Ahead:
 
     def __init__(
         self,
-        make: Callable[[], Iterator[Item]],
+        make: Callable[[], Generator[Item]],
         *,
         depth: int,
         device: torch.device,
@@ -313,8 +319,8 @@ class Ahead:
         self._places.release()  # wakes a thread that waits for a place
         self._thread.join(timeout_s)
 
-    def _run(self, make: Callable[[], Iterator[Item]]) -> None:
-        iterator: Any = None
+    def _run(self, make: Callable[[], Generator[Item]]) -> None:
+        iterator: Generator[Item] | None = None
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
@@ -328,7 +334,7 @@ class Ahead:
         except BaseException as error:
             self._put(("error", error))  # the consumer's thread raises it
         finally:
-            if hasattr(iterator, "close"):
+            if iterator is not None:
                 iterator.close()
 
     def _put(self, entry: tuple[str, Any]) -> bool:
@@ -340,7 +346,7 @@ class Ahead:
         return True
 
 
-class Staging:
+class Staging(Generic[C_co]):
     """contracts.Loader but for `_staged`: a thread fills slots, and the consumer takes them in order.
 
     At most `depth` batches are filled ahead; at most `window` of them are begun at the same time.
@@ -352,7 +358,7 @@ class Staging:
     # loaders._workers.Workers, where it has some
     _workers: Any = None
 
-    def __init__(self, feed: Feed, *, depth: int = 2, window: int = 1) -> None:
+    def __init__(self, feed: Feed[C_co], *, depth: int = 2, window: int = 1) -> None:
         self.counts = Counts()
         self.stages = Stages(feed.workers)
         self._feed = feed
@@ -361,7 +367,7 @@ class Staging:
         self._ahead: Ahead | None = None
         self._handed: Generator[Batch] | None = None
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         """Yield staged batches. It runs in the thread, and is closed there when the sequence is abandoned."""
         raise NotImplementedError
 
@@ -395,7 +401,7 @@ class Staging:
     def _let_go(self) -> None:
         """End what else reads the workers' memory, before that goes."""
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> Staging[C_co]:
         return self
 
     def __exit__(self, *exc: object) -> None:

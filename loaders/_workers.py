@@ -61,8 +61,15 @@ QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
 
 
-Work = Callable[[Rows, Array], Any]
-"""What a worker does with upright rows: fill a slot (uint8, 1-D), return what else there is to say."""
+class Work:
+    """What a worker does with upright rows."""
+
+    def __call__(self, rows: Rows, slot: Array) -> Any:
+        """Fill a slot (uint8, 1-D), and return what else there is to say."""
+        raise NotImplementedError
+
+    def ask(self, samples: Array) -> None:
+        """Begin to read samples, int64 ids: of the rows that come now, and of those behind them."""
 
 
 class Shared:
@@ -112,9 +119,8 @@ class Workers:
     """`run(rows)` yields (slot, rows, what the work returned for each part).
 
     A slot is valid until HELD more were taken. A part has `part_rows` rows, and `part_bytes(count)` is the
-    most room that so many take in a slot. Part p begins at p times the room of a whole part:
-    part_bytes(part_rows), or part_rows * row_bytes(rows) where the upright rows of a batch say how large each
-    of them is.
+    most room that so many take in a slot. Part p begins at p * part_rows * row_bytes(rows) of the upright rows
+    of its batch; without `row_bytes` all rows have one size, and it begins at p * part_bytes(part_rows).
     """
 
     def __init__(
@@ -174,7 +180,11 @@ class Workers:
             # The thread that opens the loader forks, and not the loader's own: a child takes apart what other
             # threads have as thread-local variables, and would wait for ever for the threads that PyAV's
             # converter of pictures has there, from 19 on.
-            with starting(self._stop, f"--workers {workers}"), _unheard(), _half_made():
+            with (
+                starting(self._stop, f"--workers {workers}"),
+                _without_sigchld_handler(),
+                _shut_down_if_start_fails(),
+            ):
                 iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Generator[tuple[Array, Rows, list[Any]]]:
@@ -217,10 +227,8 @@ class Workers:
         self.stop()
         loader = self._loader
         self._loader = None
-        if (
-            loader is not None
-            and (iterator := getattr(loader, "_iterator", None)) is not None
-        ):
+        iterator = None if loader is None else loader._iterator
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
             with killed_if_late(iterator._workers):
                 # it has no public name: PyTorch calls it when the garbage collector finds the iterator
                 iterator._shutdown_workers()
@@ -232,9 +240,10 @@ class Workers:
 
     def _died(self) -> str:
         """Return how a worker process ended that nobody had told to; empty where none has."""
-        iterator: Any = getattr(self._loader, "_iterator", None)
-        processes = () if self._stop.said else getattr(iterator, "_workers", ())
-        for worker, process in enumerate(processes):
+        iterator = None if self._loader is None else self._loader._iterator
+        if self._stop.said or not isinstance(iterator, _MultiProcessingDataLoaderIter):
+            return ""
+        for worker, process in enumerate(iterator._workers):
             if process.exitcode is not None:
                 return died(process, self._marks.file(worker))
         return ""
@@ -254,14 +263,14 @@ class Workers:
 class _Results(_MultiProcessingDataLoaderIter):
     """Looks more often than PyTorch's 5 s whether workers live, and does not wait for those told to end."""
 
-    def __init__(self, loader: Any, stop: Stop) -> None:
+    def __init__(self, loader: DataLoader[object], stop: Stop) -> None:
         self._stop = stop
         super().__init__(loader)
 
     def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
         if self._stop.said:
             raise RuntimeError("the workers were told to end")
-        result: tuple[bool, Any] = super()._try_get_data(timeout)
+        result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -278,7 +287,7 @@ class _Loader(DataLoader[Any]):
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _without_sigchld_handler() -> Iterator[None]:
     """Keep PyTorch from raising a worker's end in a signal handler; around a DataLoader's start.
 
     It would raise it in whatever the program does at that moment: in half of a step. So it is an error of
@@ -293,7 +302,7 @@ def _unheard() -> Iterator[None]:
 
 
 @contextmanager
-def _half_made() -> Iterator[None]:
+def _shut_down_if_start_fails() -> Iterator[None]:
     """Mark a DataLoader's iterator as shut down when the start of its workers fails.
 
     PyTorch (2.11) cannot take such a one apart, and says so on stderr.
@@ -309,7 +318,7 @@ def _half_made() -> Iterator[None]:
         raise
 
 
-def _unchanged(result: Any) -> Any:
+def _unchanged(result: object) -> object:
     """Return a result as it is: the default makes tensors of arrays and sends each through /dev/shm."""
     return result
 
@@ -398,9 +407,7 @@ class _PartDataset(Dataset[Any]):
             lap("idle")
         else:  # with --workers 0 the thread works, another one in each epoch, and has stages of its own
             self._laps.start()
-        # work that reads files before it decodes them has it
-        if ask := getattr(self._work, "ask", None):
-            ask(np.concatenate([rows.ids[rows.valid], coming]))
+        self._work.ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
         except UserError as mistake:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from saturate.contracts import Batch, Counts, Feed, Rows, StageSeconds
+from saturate.contracts import Batch, Columns, Counts, Feed, Rows, StageSeconds
 from saturate.loaders._postprocess import DTYPES, batch_of
 from saturate.loaders._staging import Staged, hand_over, sleeping_event
 from saturate.plan.patches import HIGH
@@ -24,15 +24,15 @@ class Synthetic:
     notes: Sequence[str] = ()
     reader = ""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[Columns]) -> None:
         self.counts = Counts()
         self._feed = feed
         generator = torch.Generator(feed.device).manual_seed(0)
-        largest = feed.plan.batch_size * math.prod(feed.plan.sample_shape)
+        largest = feed.plan.batches.rows * math.prod(feed.plan.batches.sample_shape)
         self._noise = torch.randn(largest, generator=generator, device=feed.device).to(
             DTYPES[feed.pixels.dtype]
         )
-        larger = largest * feed.plan.upscale**2
+        larger = largest * feed.plan.batches.scale**2
         self._larger = torch.rand(larger, generator=generator, device=feed.device)
 
     def __enter__(self) -> Synthetic:
@@ -57,11 +57,11 @@ class Synthetic:
 
     def _staged(self, rows: Rows) -> Staged:
         done = sleeping_event() if self._feed.device.type == "cuda" else None
-        channels, *frames = self._feed.plan.sample_shape[:-2]
+        channels, *frames = self._feed.plan.batches.sample_shape[:-2]
         shape = (len(rows), *frames, *rows.padded, channels)
         images = self._noise[: math.prod(shape)].view(shape).movedim(-1, 1)
         batch = batch_of(images, rows, rows.valid, self._feed)
-        if upscale := self._feed.plan.upscale:
+        if upscale := self._feed.plan.batches.scale:
             height, width = (side * upscale for side in rows.padded)
             shape = (len(rows), height, width, channels)
             batch.targets[HIGH] = (
@@ -70,5 +70,5 @@ class Synthetic:
         return Staged(batch, None, done)
 
 
-def open(feed: Feed) -> Synthetic:
+def open(feed: Feed[Columns]) -> Synthetic:
     return Synthetic(feed)

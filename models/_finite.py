@@ -4,7 +4,8 @@ a score of NaN is above no threshold.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -15,6 +16,10 @@ OF_BOXES = "roi_heads.box_predictor"
 """Module whose outputs are [N, ...], with the boxes of an image behind those of the image before."""
 POOL = "roi_heads.box_roi_pool"
 """Module that is given the boxes: (features, boxes of each image, sizes)."""
+
+
+Outputs: TypeAlias = torch.Tensor | Mapping[str, "Outputs"] | Sequence["Outputs"]
+"""Tensors, in whatever they are nested."""
 
 
 class FiniteImages:
@@ -38,24 +43,26 @@ class FiniteImages:
         self._seen.clear()
         return found
 
-    def _of_images(self, module: nn.Module, _: Any, outputs: Any) -> None:
+    def _of_images(self, module: nn.Module, _: object, outputs: Outputs) -> None:
         if not module.training:
             self._seen += finite_rows(outputs)
 
-    def _boxes(self, module: nn.Module, inputs: Any) -> None:
+    def _boxes(
+        self, module: nn.Module, inputs: tuple[object, Sequence[torch.Tensor]]
+    ) -> None:
         self._counts = [len(boxes) for boxes in inputs[1]]
 
-    def _of_boxes(self, module: nn.Module, _: Any, outputs: Any) -> None:
+    def _of_boxes(self, module: nn.Module, _: object, outputs: Outputs) -> None:
         if not module.training:
             for rows in finite_rows(outputs):
                 images = [own.all() for own in rows.split(self._counts)]
                 self._seen.append(torch.stack(images))
 
 
-def finite_rows(outputs: Any) -> list[torch.Tensor]:
-    """Return which rows are finite, bool [N], of each floating-point tensor in whatever they are nested in."""
+def finite_rows(outputs: Outputs) -> list[torch.Tensor]:
+    """Return which rows are finite, bool [N], of each floating-point tensor."""
     if isinstance(outputs, torch.Tensor):
         finite = torch.isfinite(outputs).flatten(1).all(dim=1)
         return [finite] if outputs.is_floating_point() else []
-    values = outputs.values() if isinstance(outputs, dict) else outputs
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
     return [rows for value in values for rows in finite_rows(value)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 import torch
 from torchvision.ops import nms
@@ -40,10 +40,10 @@ def has_kernels(device: torch.device) -> bool:
 
 
 @cache
-def _kernel(device: torch.device) -> Any:
+def _kernel(device: torch.device) -> ModuleType | None:
     """Return models._nms_kernel; None, with a warning, where Triton cannot build it."""
 
-    def build(kernel: Any) -> None:
+    def build(kernel: ModuleType) -> None:
         boxes = torch.zeros(1, 1, 4, device=device)
         kernel.survivors(boxes, boxes[..., 0] == 0, 0.5)
 

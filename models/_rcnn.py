@@ -12,15 +12,28 @@ No box may be without area: nothing here looks for one. plan.targets.packed give
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torchvision.models.detection._utils import (
+    BalancedPositiveNegativeSampler,
+    BoxCoder,
+    Matcher,
+)
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.roi_heads import keypointrcnn_loss, maskrcnn_loss
-from torchvision.models.detection.rpn import concat_box_prediction_layers
-from torchvision.ops import roi_align
+from torchvision.models.detection.roi_heads import (
+    RoIHeads,
+    keypointrcnn_loss,
+    maskrcnn_loss,
+)
+from torchvision.models.detection.rpn import (
+    RegionProposalNetwork,
+    concat_box_prediction_layers,
+)
+from torchvision.ops import MultiScaleRoIAlign, roi_align
 
 from saturate.models._nms import survivors
 from saturate.models._ssd import chunks, encode, iou, on_device
@@ -101,7 +114,9 @@ class Drawn(NamedTuple):
     """int64 [B, S], the box among those of its image that it overlaps most."""
 
 
-def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
+def losses(
+    stock: GeneralizedRCNN, images: ImageList, targets: Targets | None
+) -> Losses:
     """Return the losses of torchvision's GeneralizedRCNN `stock` in training, by its names for them;
     scalars."""
     if targets is None:
@@ -133,7 +148,7 @@ def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
 
 
 def match_anchors(
-    anchors: torch.Tensor, truth: Truth, matcher: Any
+    anchors: torch.Tensor, truth: Truth, matcher: Matcher
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (place in truth.boxes int64 [B, A], 1 object, 0 background, -1 neither int64 [B, A]), as
     torchvision's `matcher` finds them.
@@ -173,7 +188,9 @@ def keys(like: torch.Tensor) -> torch.Tensor:
     return torch.rand(like.shape, device=like.device)
 
 
-def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(
+    labels: torch.Tensor, sampler: BalancedPositiveNegativeSampler
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (places int64 [B, S], which of them are filled bool [B, S]), drawn from `labels` [B, N]: above 0
     objects, 0 background, -1 never drawn.
 
@@ -196,7 +213,9 @@ def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor
     return found.indices, found.values >= 0
 
 
-def decode(deltas: torch.Tensor, anchors: torch.Tensor, coder: Any) -> torch.Tensor:
+def decode(
+    deltas: torch.Tensor, anchors: torch.Tensor, coder: BoxCoder
+) -> torch.Tensor:
     """Return the boxes [..., 4] that are `deltas` [..., 4] away from `anchors` [..., 4].
 
     The numbers are those of torchvision's BoxCoder.decode_single, which waits for the device.
@@ -216,7 +235,7 @@ def decode(deltas: torch.Tensor, anchors: torch.Tensor, coder: Any) -> torch.Ten
 
 
 def proposals(
-    rpn: Any,
+    rpn: RegionProposalNetwork,
     logits: torch.Tensor,
     deltas: torch.Tensor,
     anchors: torch.Tensor,
@@ -271,7 +290,7 @@ def proposals(
 
 
 def draw_regions(
-    heads: Any, boxes: torch.Tensor, real: torch.Tensor, truth: Truth
+    heads: RoIHeads, boxes: torch.Tensor, real: torch.Tensor, truth: Truth
 ) -> Drawn:
     """Draw the regions to train on, as heads.fg_bg_sampler would: of the proposals `boxes` [B, P, 4] that are
     `real` [B, P], and the true boxes."""
@@ -301,7 +320,7 @@ def draw_regions(
 
 
 def anchor_losses(
-    rpn: Any,
+    rpn: RegionProposalNetwork,
     logits: torch.Tensor,
     deltas: torch.Tensor,
     anchors: torch.Tensor,
@@ -334,7 +353,7 @@ def anchor_losses(
 
 
 def region_losses(
-    heads: Any,
+    heads: RoIHeads,
     features: dict[str, torch.Tensor],
     drawn: Drawn,
     truth: Truth,
@@ -404,7 +423,7 @@ def region_losses(
 
 
 def box_losses(
-    heads: Any,
+    heads: RoIHeads,
     features: torch.Tensor,
     boxes: torch.Tensor,
     image: torch.Tensor,
@@ -433,7 +452,7 @@ def box_losses(
 
 
 def pooled(
-    pool: Any,
+    pool: MultiScaleRoIAlign,
     features: dict[str, torch.Tensor],
     boxes: torch.Tensor,
     image: torch.Tensor,

@@ -9,12 +9,12 @@ as a mask, or packed by counts that the host knows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.ssd import SSD
 
 from saturate.models._nms import has_kernels, survivors
 
@@ -26,7 +26,7 @@ holds 1,921 boxes of SSD300, and 128 images of COCO have half as many."""
 
 
 def run(
-    stock: Any, images: ImageList, targets: Targets | None
+    stock: SSD, images: ImageList, targets: Targets | None
 ) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
     """Return what torchvision's SSD `stock` would: losses in training, else detections. Boxes without area
     are not looked for."""
@@ -46,7 +46,7 @@ def run(
 
 
 def losses(
-    stock: Any,
+    stock: SSD,
     outputs: dict[str, torch.Tensor],
     defaults: torch.Tensor,
     targets: Targets,
@@ -212,7 +212,7 @@ def hardest(
 
 
 def detections(
-    stock: Any,
+    stock: SSD,
     outputs: dict[str, torch.Tensor],
     defaults: torch.Tensor,
     sizes: Sequence[tuple[int, int]],

@@ -178,7 +178,7 @@ def _content(path: Path, flag: str) -> Any:
 
 
 def _tensors(
-    content: Any, prefix: str = "", depth: int = DEPTH
+    content: object, prefix: str = "", depth: int = DEPTH
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of nested mappings, by their names of today and without parts of wrappers."""
     for key, value in content.items() if isinstance(content, Mapping) else ():

@@ -153,7 +153,10 @@ class Detector(nn.Module):
         return [found[place] for place in range(len(sizes))]
 
     def _outputs(
-        self, images: torch.Tensor, sizes: list[tuple[int, int]], targets: Any
+        self,
+        images: torch.Tensor,
+        sizes: list[tuple[int, int]],
+        targets: Any,
     ) -> Any:
         (stock,) = self._stock
         prepared = _Prepared(images, sizes)
@@ -188,10 +191,10 @@ class _Prepared(ImageList):
 class _Untouched(nn.Module):
     """In place of torchvision's resize and normalise, and of the way back."""
 
-    def forward(self, images: _Prepared, targets: Any) -> tuple[_Prepared, Any]:
+    def forward(self, images: _Prepared, targets: object) -> tuple[_Prepared, object]:
         return images, targets
 
-    def postprocess(self, detections: Any, *_: Any) -> Any:
+    def postprocess(self, detections: object, *_: object) -> object:
         return detections
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from torch import nn
 
@@ -40,5 +39,5 @@ def freeze(module: nn.Module, pattern: str) -> str:
     return f"--freeze '{pattern}' leaves {len(frozen)} of {len(names)} parameters untrained"
 
 
-def _keep_statistics(layer: nn.Module, _: Any) -> None:
+def _keep_statistics(layer: nn.Module, _: object) -> None:
     layer.training = False

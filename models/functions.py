@@ -42,7 +42,7 @@ class Functions:
         classes: int,
         shape: tuple[int, ...],
         weights: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> tuple[nn.Module, Loaded]:
         """Call the function and load `weights`, a file, if any. Raises Unusable."""
         asked = [name for name, value in options.items() if value]

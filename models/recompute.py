@@ -50,7 +50,7 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., 
     """Return a forward pass that keeps its inputs alone while gradients are wanted."""
     contexts = partial(_contexts, block)
 
-    def forgetful(*args: Any, **kwargs: Any) -> Any:
+    def forgetful(*args: object, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
         return checkpoint(

@@ -10,8 +10,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 import numpy as np
 
@@ -288,11 +297,189 @@ class Phases(Protocol):
         """Return the mean ms a step of each phase since the last read. Does not wait for the device."""
 
 
+class Columns(Protocol):
+    """What is known of n samples, a column each: a manifest of files, or its stand-in.
+
+    These are read of samples of every kind; the classes below say what is read of one kind beside them. A plan
+    reads `height`, `width`, `exif` and `fetch` alone.
+    """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def height(self) -> Array:
+        """Return int [n], pixels: as stored, of videos as displayed, with `exif` as viewers show them."""
+
+    @property
+    def width(self) -> Array:
+        """Return int [n], pixels, as `height`."""
+
+    @property
+    def size(self) -> Array:
+        """Return int [n], bytes that are read for a sample; 0 of one that is no file."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes, () where samples have none."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what is the same for the same data, here or elsewhere."""
+
+    @property
+    def rejected(self) -> int:
+        """Return how many things the scan has left out."""
+
+    @property
+    def exif(self) -> Array | None:
+        """Return uint8 [n], the turns that show stored images; None where they are taken as stored."""
+
+    @property
+    def fetch(self) -> Fetch | None:
+        """Return what reads the headers of samples before they are used; None where all are there."""
+
+
+class LabelColumns(Columns, Protocol):
+    """Samples that have a class each, or with `several` a set of classes."""
+
+    @property
+    def label(self) -> Array:
+        """Return int [n], places in `classes`, or in `several`."""
+
+    @property
+    def several(self) -> Array | None:
+        """Return bool [sets, C], the classes of each set; None where a sample has one class."""
+
+
+class ImageColumns(Columns, Protocol):
+    """Images that are files: what a decoder asks of them before it opens one (dataset/images/columns.py)."""
+
+    @property
+    def format(self) -> Array:
+        """Return uint8 [n], places in dataset.images.columns.FORMATS."""
+
+    @property
+    def depth(self) -> Array:
+        """Return uint8 [n], bits a component."""
+
+    @property
+    def components(self) -> Array:
+        """Return uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA."""
+
+    @property
+    def rgb(self) -> Array:
+        """Return bool [n], JPEGs that store red, green and blue as they are."""
+
+    @property
+    def whole(self) -> Array:
+        """Return bool [n], False where a file may be cut short."""
+
+
+class ClipColumns(Columns, Protocol):
+    """Segments of videos, as a plan of clips reads them (dataset/videos/columns.py)."""
+
+    @property
+    def first(self) -> Array:
+        """Return int64 [n], the segment's first frame, counted from the file's first in display order."""
+
+    @property
+    def frames(self) -> Array:
+        """Return int64 [n], frames of the segment."""
+
+    @property
+    def time_base_num(self) -> Array:
+        """Return int [n], the numerator of the seconds a tick."""
+
+    @property
+    def time_base_den(self) -> Array:
+        """Return int [n], the denominator of the seconds a tick."""
+
+    def pts(self, sample: int) -> Array:
+        """Return int64 [F], strictly increasing: the times, in ticks, of the frames of the sample's file."""
+
+
+class BoxColumns(Columns, Protocol):
+    """Images with annotations, as plans and targets of detection read them (dataset/coco/columns.py).
+
+    Axes: n images, m annotations, C categories, K keypoints.
+    """
+
+    @property
+    def with_boxes(self) -> Array:
+        """Return int64, ascending: the images that have a usable annotation."""
+
+    @property
+    def annotation_offsets(self) -> Array:
+        """Return int64 [n + 1]: where each image's annotations begin."""
+
+    @property
+    def boxes(self) -> Array:
+        """Return float64 [m, 4], x y width height; may reach out of the image."""
+
+    @property
+    def usable(self) -> Array:
+        """Return bool [m], whether an annotation is trained on."""
+
+    @property
+    def category(self) -> Array:
+        """Return int32 [m], places in `class_of`."""
+
+    @property
+    def class_of(self) -> Array:
+        """Return int64 [C], the class number of each category."""
+
+    @property
+    def polygon_offsets(self) -> Array:
+        """Return int64 [m + 1]: where each annotation's polygons begin."""
+
+    @property
+    def point_offsets(self) -> Array:
+        """Return int64 [polygons + 1]: where each polygon's points begin."""
+
+    @property
+    def points(self) -> Array:
+        """Return float64 [points, 2], x y in stored pixels."""
+
+    @property
+    def rle_offsets(self) -> Array:
+        """Return int64 [m + 1]: where each annotation's run lengths begin."""
+
+    @property
+    def rle(self) -> Array:
+        """Return uint32, lengths of the runs of 0 and 1 in turn, column by column, 0 first."""
+
+    @property
+    def keypoints(self) -> Array:
+        """Return float64 [m, K, 3], x y visibility; K may be 0."""
+
+    @property
+    def keypoint_mirror(self) -> Array:
+        """Return int64 [K], which keypoint each becomes when the image is mirrored left to right."""
+
+
+class PairColumns(Columns, Protocol):
+    """Pairs of images, `patches` samples of each (dataset/pairs/columns.py)."""
+
+    @property
+    def patches(self) -> int:
+        """Return how many samples an image has."""
+
+
+C_co = TypeVar("C_co", bound=Columns, covariant=True)
+
+
 class Source(Protocol):
-    """Row -> bytes, wherever they lie: picklable, cheap to copy, opens nothing before it reads."""
+    """Row -> bytes, wherever they lie: picklable, cheap to copy, opens nothing before it reads.
+
+    A source of your own derives from it for what is said here already.
+    """
 
     files: bool  # each sample is a file of its own: this is a FileSource
     read_delay_s: float
+    remote: bool = False  # samples lie behind URLs
+    reads_at_once: int = 1  # reads that a worker has under way at once
+    # a worker has one read under way only, while the storage answers at once: threads cost more than that
+    alone_while_fast: bool = False
 
     def __len__(self) -> int: ...
 
@@ -327,12 +514,40 @@ MAX_PIXELS = 178_956_970  # width x height, beyond which Pillow refuses an image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(Generic[C_co]):
     """Training or validation data: the columns (a manifest or its stand-in) and a source of their bytes."""
 
-    columns: Any
+    columns: C_co
     source: Source
     beside: Sequence[str] = ()  # names at the top of --data that are not read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """What all micro-batches of a plan have in common: loaders build graphs and memory by it."""
+
+    rows: int
+    canvas: tuple[int, int]  # the largest height and width of a batch's images
+    varies: bool = False  # each batch has a canvas of its own
+    channels: int = 3
+    frames: int = 0  # of a clip; 0: images
+    # `Rows.filled` holds for every batch: its images have one size, and leave nothing free
+    filled: bool = True
+    # a row may be transposed: before that, images may be higher or wider than `canvas`
+    transposed: bool = False
+    ops: bool = False  # batches have operations, `Rows.ops`
+    # how many times as large the second image of each row is, plan.patches.HIGH; 0: there is none
+    scale: int = 0
+    # rows that follow one another and show the same frames: in a validation the crops of a clip
+    same_frames: int = 1
+    # micro-batches that follow one another and show the same images, in other patches
+    same_images: int = 1
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Return the largest shape that a model gets for one row: (3, H, W), of a clip (3, T, H, W)."""
+        frames = (self.frames,) if self.frames else ()
+        return self.channels, *frames, *self.canvas
 
 
 class Plan(Protocol):
@@ -347,8 +562,8 @@ class Plan(Protocol):
         """Return how often an epoch shows each sample: clips x crops in a validation of videos, else 1."""
 
     @property
-    def batch_size(self) -> int:
-        """Return the number of rows in one rank's micro-batch."""
+    def batches(self) -> BatchSpec:
+        """Return what all micro-batches of a rank have in common."""
 
     @property
     def global_batch_size(self) -> int:
@@ -357,34 +572,6 @@ class Plan(Protocol):
     @property
     def first_epochs(self) -> tuple[int, ...]:
         """Return the first epoch of each size of images, the smallest first; (0,) where all are alike."""
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """Return the largest shape that a model gets for one row: (3, H, W), of a clip (3, T, H, W)."""
-
-    @property
-    def resident(self) -> int:
-        """How many batches stand for all in a compute ceiling: 1 where an epoch has one shape."""
-
-    @property
-    def filled(self) -> bool:
-        """Whether `Rows.filled` holds for every batch: its images have one size, and leave nothing free."""
-
-    @property
-    def operates(self) -> bool:
-        """Whether batches have operations, `Rows.ops`."""
-
-    @property
-    def transposes(self) -> bool:
-        """Whether a row may be transposed: before that, images may be higher or wider than `sample_shape`."""
-
-    @property
-    def same_frames(self) -> int:
-        """How many rows that follow one another show the same frames: in a validation the crops of a clip."""
-
-    @property
-    def upscale(self) -> int:
-        """How many times as large the second image of each row is, plan.patches.HIGH; 0: there is none."""
 
     @property
     def ordering(self) -> str:
@@ -412,14 +599,12 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class Feed(Generic[C_co]):
     """All that a loader needs. It has no randomness, no rank arithmetic and no idea what a label means."""
 
     plan: Plan
     source: Source
-    # what is known of the samples, a column each: .height and .width, and where files are decoded all of
-    # dataset/images/columns.py, or of dataset/videos/columns.py
-    columns: Any
+    columns: C_co
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
     workers: int  # processes or threads that read and decode; as many reads are under way, or more
@@ -533,6 +718,102 @@ class Metric(Protocol):
 
         A figure of nothing, such as the precision of a class without a sample, is nan or left out, and never 0.
         """
+
+
+class Meter(Protocol):
+    """Measures the rate of training, in windows. Implemented by report/meter.py."""
+
+    def add(self, samples: int) -> None:
+        """Count this rank's valid samples of one step."""
+
+    def pause_for(self, what: str) -> AbstractContextManager[None]:
+        """Count the time inside, in which nothing is trained, as a pause for that."""
+
+    def has_measured(self, seconds: float) -> bool:
+        """Whether windows behind the warm-up are enough for a figure, and add up to so many seconds."""
+
+    def due(self) -> bool:
+        """Whether this rank's window can be closed at the next synchronised point."""
+
+    def resume(self, epoch: int) -> None:
+        """Start the clock at a synchronised point. All ranks call it together."""
+
+    def goes_on(self, epoch: int) -> None:
+        """Have what follows be of another epoch, without a pause between the two."""
+
+    def pause(self) -> RateWindow | None:
+        """Stop the clock at a synchronised point; return the window where it is long enough."""
+
+    def point(self) -> RateWindow | None:
+        """Return the window that ends at a synchronised point in mid-flight, and go on."""
+
+    def begin_anew(self) -> None:
+        """Have the rate be of what follows, where the work of a step changes. Call it while paused."""
+
+    def flush(self) -> None:
+        """Keep what was counted, while paused, as a window if there is none yet."""
+
+
+class Reporter(Protocol):
+    """Tells what happens in a run; rank 0 speaks. Implemented by report/reporter.py."""
+
+    def info(self, line: str) -> None:
+        """Say a line."""
+
+    def warn(self, line: str) -> None:
+        """Say a line that asks for attention."""
+
+    def epoch(
+        self, epoch: int, epochs: int, samples: int, consumed: int
+    ) -> AbstractContextManager[None]:
+        """Show a bar inside, from `consumed` to `samples`."""
+
+    def validation(self, samples: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Show a bar inside; its callback gets the samples of this rank that are done."""
+
+    def train(
+        self,
+        points: list[dict[str, float]],
+        *,
+        progress: Mapping[str, Any],
+        skipped_steps: int,
+        phases: dict[str, float],
+        steps: list[dict[str, float]],
+    ) -> None:
+        """Tell the steps since the last call: a point each, and the phases' means and times in ms."""
+
+    def window(self, window: RateWindow, *, step: int, mib_per_s: float) -> None:
+        """Tell a closed window of the rate."""
+
+    def images(self, batch: Batch) -> None:
+        """Show augmented training images, once a run."""
+
+    def ceilings(
+        self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
+    ) -> None:
+        """Tell measured ceilings; where they are measured again, the larger one stands."""
+
+    def above_ceiling(self) -> bool:
+        """Whether the rate is higher than a ceiling can allow."""
+
+    def validated(
+        self,
+        result: Mapping[str, Any],
+        *,
+        averaged: Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        step: int,
+        epoch: int | None,
+        reader: str = "",
+        counts: Counts | None = None,
+    ) -> None:
+        """Tell the figures of a validation, and of the weights' average with --ema."""
+
+    def failed(self, split: str, names: Sequence[str]) -> None:
+        """Tell which samples could not be decoded."""
+
+    def stopped_early(self, progress: Mapping[str, Any]) -> None:
+        """Tell that --patience has ended the run before its time."""
 
 
 class Task(Protocol):

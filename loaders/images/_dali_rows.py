@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from saturate.contracts import Array, Feed, FileSource, Rows, UserError
+from saturate.contracts import Array, Feed, FileSource, ImageColumns, Rows, UserError
 from saturate.dataset.images.columns import stored_size
 from saturate.loaders import Undecodable
 from saturate.loaders._read_retry import read
@@ -32,7 +32,9 @@ class Prepared:
     """One batch as DALI takes it. Axes: B samples; (y, x) as DALI orders them."""
 
     rows: Rows  # the plan's; the numbers are those of its upright rows
-    data: Any  # uint8 [B, L] paths padded with NUL, or a list of B arrays of bytes
+    data: (
+        Array | list[Array]
+    )  # uint8 [B, L] paths padded with NUL, or a list of B arrays of bytes
     starts: Array  # int32 [B, 2]
     shapes: Array  # int32 [B, 2]
     windows: Array  # float32 [B, 4], y0 x0 y1 x1 inside the region
@@ -70,7 +72,7 @@ class Known:
     odd: set[int] = field(default_factory=set)  # PIL does, and DALI does not
 
 
-def plain(columns: Any, ids: Array) -> Array:
+def plain(columns: ImageColumns, ids: Array) -> Array:
     """Return bool [B]: the files that every decoder turns into the same pixels.
 
     The others are decoded by PIL and handed over as PNG.
@@ -93,7 +95,7 @@ def encoded(pixels: Array) -> bytes:
     return buffer.getvalue()
 
 
-def whole_image(data: bytes, columns: Any, sample: int) -> Array:
+def whole_image(data: bytes, columns: ImageColumns, sample: int) -> Array:
     """Return RGB uint8 [H, W, 3] of a whole file, by PIL. Raises Undecodable, also for an unexpected size."""
     height, width = stored_size(columns, sample)
     return exactly(READERS["pil"](), data, (0, 0, width, height))
@@ -112,7 +114,7 @@ def blank_rows(batch_size: int, size: tuple[int, ...]) -> Rows:
     )
 
 
-def largest_rows(feed: Feed, threads: int) -> Rows | None:
+def largest_rows(feed: Feed[ImageColumns], threads: int) -> Rows | None:
     """Return a batch that takes as much memory as any is likely to: the largest images that DALI decodes, one
     for each of its `threads`, which keep buffers of that size, beside others of all sizes. All are whole.
 
@@ -121,7 +123,7 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
     """
     columns = feed.columns
     pixels = np.asarray(columns.height).astype(np.int64) * np.asarray(columns.width)
-    size = feed.plan.batch_size
+    size = feed.plan.batches.rows
 
     def decoded(ids: Array) -> Array:
         """Return those of known size that PIL need not decode."""
@@ -136,7 +138,7 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
     whole = np.zeros((size, 4), np.int64)
     whole[:, [3, 2]] = [stored_size(columns, sample) for sample in ids.tolist()]
     return replace(
-        blank_rows(size, feed.plan.sample_shape[-2:]),
+        blank_rows(size, feed.plan.batches.sample_shape[-2:]),
         ids=ids,
         regions=whole,
         windows=whole.astype(np.float64),
@@ -175,7 +177,7 @@ def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
 class PathPreparer:
     """Rows -> Prepared with paths, for the loaders in which DALI reads the files itself."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[ImageColumns]) -> None:
         self._feed = feed
         # open_loader has refused any other
         self._source = cast(FileSource, feed.source)
@@ -212,7 +214,7 @@ class PathPreparer:
         data[:, : paths.shape[1]] = paths
         for i, path in instead.items():
             data[i] = np.frombuffer(path.ljust(width, b"\0"), np.uint8)
-        arrays = numbers(rows, absent, placed=not self._feed.plan.filled)
+        arrays = numbers(rows, absent, placed=not self._feed.plan.batches.filled)
         return Prepared(
             rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files
         )
@@ -220,7 +222,9 @@ class PathPreparer:
     def blank(self) -> Prepared:
         """Return a batch of placeholders."""
         plan = self._feed.plan
-        return self(blank_rows(plan.batch_size, plan.sample_shape[-2:]), Known())
+        return self(
+            blank_rows(plan.batches.rows, plan.batches.sample_shape[-2:]), Known()
+        )
 
     def diagnose(self, prepared: Prepared) -> set[int]:
         """Return the ids that PIL cannot decode either. Raises UserError for a file that cannot be had."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from saturate.contracts import Feed, Plan, UserError
+from saturate.contracts import Array, Feed, ImageColumns, Plan, UserError
 from saturate.loaders._dali import first_line, import_dali, memory_named
 from saturate.loaders._staging import Staged, Stager, without
 from saturate.loaders.images._dali_rows import Known, Prepared
@@ -46,7 +46,7 @@ REFUSED_ALL = 64
 
 
 def build(
-    feed: Feed,
+    feed: Feed[ImageColumns],
     *,
     device: torch.device | None,
     reads: bool,
@@ -68,7 +68,7 @@ def build(
     fn = dali.fn
     types = dali.types
     pipeline = dali.Pipeline(
-        batch_size=batch_size or feed.plan.batch_size,
+        batch_size=batch_size or feed.plan.batches.rows,
         num_threads=threads,
         device_id=None if device is None else device.index,
         prefetch_queue_depth=DEPTH,
@@ -91,7 +91,7 @@ def build(
         # The decoder (DALI 2.4) ends the process where it cannot read the header of one file among a hundred;
         # this operator says so. The decoder waits for it, as its start depends on it.
         start = start + fn.peek_image_shape(data, dtype=types.INT32)[0:2] * 0
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "start": start,
             "shape": shape,
             "axes": [0, 1],  # y, x: its default order is x, y
@@ -113,7 +113,7 @@ def build(
             interp_type=getattr(types, interpolation),
             antialias=antialiased,
         )
-        if not feed.plan.filled:
+        if not feed.plan.batches.filled:
             image = _on_canvas(image)
         if device is not None and dali_normalises(feed.plan):
             pixels = feed.pixels
@@ -144,7 +144,7 @@ def _on_canvas(image: Any) -> Any:
 
 def dali_normalises(plan: Plan) -> bool:
     """Return whether DALI normalises on the GPU, where that is free: operations have to come before it."""
-    return not plan.operates
+    return not plan.batches.ops
 
 
 class Outputs:
@@ -153,7 +153,7 @@ class Outputs:
     On a GPU on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back.
     """
 
-    def __init__(self, feed: Feed, stager: Stager, *, gpu: bool) -> None:
+    def __init__(self, feed: Feed[ImageColumns], stager: Stager, *, gpu: bool) -> None:
         self._normalised = dali_normalises(feed.plan)
         self._stream = torch.cuda.Stream(feed.device) if gpu else None
         self._stager = stager
@@ -187,7 +187,7 @@ class Runner:
         warm: Prepared,
         diagnose: Callable[[Prepared], set[int]],
         again: Callable[[Prepared, Known], Prepared],
-        output_stream: Any = None,
+        output_stream: int | None = None,
     ) -> None:
         self._make = make
         self._warm = warm
@@ -345,7 +345,7 @@ def _delayed(paths: Any, delay_s: float) -> Any:
     usleep.restype = ctypes.c_int
     microseconds = int(delay_s * 1e6)
 
-    def copy_late(out: Any, given: Any) -> None:
+    def copy_late(out: Array, given: Array) -> None:
         usleep(microseconds)
         out[:] = given[:]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from saturate.contracts import Feed
+from saturate.contracts import Feed, ImageColumns
 from saturate.loaders.images.dali_gpu import DaliFiles
 
 
-def open(feed: Feed) -> DaliFiles:
+def open(feed: Feed[ImageColumns]) -> DaliFiles:
     return DaliFiles(feed, gpu=False)

@@ -6,14 +6,13 @@ with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Feed, Rows
+from saturate.contracts import Array, Feed, ImageColumns, Rows
 from saturate.dataset.images.headers import JPEG, parse
 from saturate.dataset.scan.manifest import Rejected
 from saturate.loaders import Undecodable
@@ -21,7 +20,7 @@ from saturate.loaders._dali import import_dali, release_memory
 from saturate.loaders._read_retry import Reads
 from saturate.loaders._stages import lap
 from saturate.loaders._staging import Staged, Staging
-from saturate.loaders._workers import PART, Workers
+from saturate.loaders._workers import PART, Work, Workers
 from saturate.loaders.images._dali_rows import (
     Known,
     Prepared,
@@ -39,7 +38,7 @@ UNKNOWN_BYTES = 1 << 17
 """Taken for the mean size of files that nobody has opened yet; ImageNet's is 110 KiB."""
 
 
-def _room(feed: Feed, rows: int) -> int:
+def _room(feed: Feed[ImageColumns], rows: int) -> int:
     """Return the bytes for this many files: of mean size, four standard errors more, and a large file."""
     sizes = feed.columns.size[:: max(len(feed.columns) // 65536, 1)]
     sizes = sizes[sizes > 0] if (sizes > 0).any() else np.array([UNKNOWN_BYTES])
@@ -59,17 +58,19 @@ def intact(data: bytes) -> bool:
         return False
 
 
-class Reading:
+class Reading(Work):
     """In a worker, puts the files' bytes of rows into a part of a slot, one after the other.
 
     It returns (where each begins [rows + 1], failed ids). Nothing is decoded but what only PIL can. Bytes
     that do not fit there are returned instead, by row.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[ImageColumns]) -> None:
         self._reads = Reads(feed.source)
-        self.ask = self._reads.ask
         self._columns = feed.columns
+
+    def ask(self, samples: Array) -> None:
+        self._reads.ask(samples)
 
     def __call__(
         self, rows: Rows, slot: Array
@@ -104,15 +105,15 @@ class Reading:
         return encoded(whole_image(data, self._columns, sample))
 
 
-class DaliFed(Staging):
+class DaliFed(Staging[ImageColumns]):
     """contracts.Loader."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[ImageColumns]) -> None:
         import_dali()
         super().__init__(feed)
         self._gpu = feed.device.type == "cuda"
         self._placeholder = np.frombuffer(placeholder(), np.uint8)
-        size = feed.plan.batch_size
+        size = feed.plan.batches.rows
         self._workers = Workers(
             lambda: Reading(feed),
             workers=feed.workers,
@@ -123,11 +124,11 @@ class DaliFed(Staging):
             stages=self.stages,
         )
         self._outputs = Outputs(feed, self._stager, gpu=self._gpu)
-        nothing = blank_rows(size, feed.plan.sample_shape[-2:])
+        nothing = blank_rows(size, feed.plan.batches.sample_shape[-2:])
         device = feed.device if self._gpu else None
         self._runner = Runner(
             partial(build, feed, device=device, reads=False),
-            warm=self._prepare(nothing, [b""] * size, Known()),
+            warm=self._prepare(nothing, [self._placeholder] * size, Known()),
             diagnose=self._diagnose,
             again=lambda batch, known: self._prepare(
                 batch.rows, batch.data, known, batch.failed
@@ -144,7 +145,7 @@ class DaliFed(Staging):
     def _let_go(self) -> None:
         self._runner.close()
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         for (images, _), batch in self.stages.waited(
             self._runner.run(self._prepared(rows)), "dali"
         ):
@@ -164,7 +165,11 @@ class DaliFed(Staging):
             yield self._prepare(its_rows, data, self._runner.known, failed)
 
     def _prepare(
-        self, rows: Rows, data: Sequence[Any], known: Known, failed: Sequence[int] = ()
+        self,
+        rows: Rows,
+        data: Array | Sequence[Array],
+        known: Known,
+        failed: Sequence[int] = (),
     ) -> Prepared:
         lost = np.isin(rows.ids, [*known.bad, *failed]) & rows.valid
         absent = ~rows.valid | lost
@@ -173,7 +178,7 @@ class DaliFed(Staging):
             sample = int(rows.ids[i])
             pixels = whole_image(given[i].tobytes(), self._feed.columns, sample)
             given[i] = np.frombuffer(encoded(pixels), np.uint8)
-        arrays = numbers(rows, absent, placed=not self._feed.plan.filled)
+        arrays = numbers(rows, absent, placed=not self._feed.plan.batches.filled)
         return Prepared(rows, given, **arrays, failed=tuple(rows.ids[lost].tolist()))
 
     def _diagnose(self, batch: Prepared) -> set[int]:
@@ -187,5 +192,5 @@ class DaliFed(Staging):
         return undecodable
 
 
-def open(feed: Feed) -> DaliFed:
+def open(feed: Feed[ImageColumns]) -> DaliFed:
     return DaliFed(feed)

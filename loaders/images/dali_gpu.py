@@ -5,22 +5,22 @@ DaliFiles is also `dali-cpu`, which does the same on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
-from saturate.contracts import Feed, Rows, UserError
+from saturate.contracts import Feed, ImageColumns, Rows, UserError
 from saturate.loaders._dali import import_dali, release_memory
 from saturate.loaders._staging import Staged, Staging
 from saturate.loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
 from saturate.loaders.images._pipeline import DEPTH, Outputs, Runner, build
 
 
-class DaliFiles(Staging):
+class DaliFiles(Staging[ImageColumns]):
     """contracts.Loader. Our plan is DALI's sampler; DALI holds its own buffers until `close`."""
 
-    def __init__(self, feed: Feed, *, gpu: bool) -> None:
+    def __init__(self, feed: Feed[ImageColumns], *, gpu: bool) -> None:
         import_dali()
         # on a GPU DALI has batches ready itself
         depth = 1 if gpu else 2
@@ -59,7 +59,7 @@ class DaliFiles(Staging):
         if self._gpu:
             release_memory()
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         for (images, sizes), batch in self.stages.waited(
             self._runner.run(self._prepared(rows)), "dali"
         ):
@@ -75,7 +75,7 @@ class DaliFiles(Staging):
             thread.lap("dali")
 
 
-def open(feed: Feed) -> DaliFiles:
+def open(feed: Feed[ImageColumns]) -> DaliFiles:
     if feed.device.type != "cuda":
         raise UserError(
             "--loader dali-gpu needs an NVIDIA GPU and none is here; "

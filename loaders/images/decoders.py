@@ -9,14 +9,13 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
 from PIL import Image
 
-from saturate.contracts import Array
+from saturate.contracts import Array, ImageColumns
 from saturate.dataset.images.columns import FORMATS
 from saturate.dataset.images.headers import parse
 from saturate.loaders import Undecodable
@@ -34,7 +33,7 @@ JPEG = FORMATS.index("jpeg")
 PNG = FORMATS.index("png")
 
 
-def plain_jpeg(columns: Any, ids: Array) -> Array:
+def plain_jpeg(columns: ImageColumns, ids: Array) -> Array:
     """Return bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
     # nvJPEG takes stored RGB for YCbCr

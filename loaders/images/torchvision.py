@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from saturate.contracts import Array, Feed, Rows, UserError
+from saturate.contracts import Array, Feed, ImageColumns, Rows, UserError
 from saturate.loaders import Undecodable
 from saturate.loaders._read_retry import NONE, Reads, mark
 from saturate.loaders._stages import lap
 from saturate.loaders._staging import Staged, Staging, without
-from saturate.loaders._workers import PART, Workers
+from saturate.loaders._workers import PART, Work, Workers
 from saturate.loaders.images.decoders import (
     READERS,
     Decode,
@@ -35,20 +35,20 @@ PART_PIXELS = PART * 224 * 224
 """Pixels of a part: larger images come in smaller parts, so that all workers fill one batch together."""
 
 
-class TorchvisionLoader(Staging):
+class TorchvisionLoader(Staging[ImageColumns]):
     """contracts.Loader.
 
     rows -> [worker: read, decode, resize] -> uint8 in shared memory -> pinned -> device.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[ImageColumns]) -> None:
         super().__init__(feed)
         self.reader = choose(feed.reader)
         largest = largest_upright(feed.plan)
         self._workers = Workers(
             lambda: Decoding(feed, self.reader),
             workers=feed.workers,
-            batch_size=feed.plan.batch_size,
+            batch_size=feed.plan.batches.rows,
             part_bytes=lambda rows: rows * math.prod(largest),
             part_rows=min(
                 max(PART_PIXELS // math.prod(largest[1:]), 1),
@@ -61,7 +61,7 @@ class TorchvisionLoader(Staging):
         )
         self.in_flight = self._workers.in_flight + 2
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):
             shape = (len(its_rows), *upright(its_rows).padded, 3)
@@ -83,16 +83,15 @@ class Decoded(NamedTuple):
     transforms_s: float  # seconds in the functions of --transforms
 
 
-class Decoding:
+class Decoding(Work):
     """Decodes rows in a worker into a part of a slot.
 
     The part is uint8 [rows, H, W, 3] of the batch's canvas. What no image covers stays as it was: _staging.py
     blackens it.
     """
 
-    def __init__(self, feed: Feed, reader: str) -> None:
+    def __init__(self, feed: Feed[ImageColumns], reader: str) -> None:
         self._reads = Reads(feed.source)
-        self.ask = self._reads.ask
         self._columns = feed.columns
         self._decode: Decode = READERS[reader]()
         self._resize = partial(
@@ -103,6 +102,9 @@ class Decoding:
         self._transforms = feed.transforms
         self._transforms_s = 0.0  # of the part
         self._name_of = feed.source.name
+
+    def ask(self, samples: Array) -> None:
+        self._reads.ask(samples)
 
     def __call__(self, rows: Rows, slot: Array) -> Decoded:
         self._transforms_s = 0.0
@@ -169,5 +171,5 @@ class Decoding:
             lap("transforms")
 
 
-def open(feed: Feed) -> TorchvisionLoader:
+def open(feed: Feed[ImageColumns]) -> TorchvisionLoader:
     return TorchvisionLoader(feed)

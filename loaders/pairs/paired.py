@@ -11,21 +11,22 @@ workers: each image is read and decoded once for all of its patches in them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 from PIL import Image
 
-from saturate.contracts import Array, Feed, Pixels, Rows
+from saturate.contracts import Array, Feed, FileSource, Pixels, Rows
+from saturate.dataset.pairs.columns import Pairs, PairSource
 from saturate.loaders import Undecodable
 from saturate.loaders._read_retry import mark, patiently, read
 from saturate.loaders._stages import lap
 from saturate.loaders._staging import Staged, Stager, Staging, without
-from saturate.loaders._workers import PART, Workers
+from saturate.loaders._workers import PART, Work, Workers
 from saturate.loaders.images.decoders import (
     READERS,
     Decode,
@@ -52,29 +53,29 @@ IMAGES = 4
 """Images of a part, where a task has several patches of each."""
 
 
-class PairedLoader(Staging):
+class PairedLoader(Staging[Pairs]):
     """contracts.Loader of a plan.patches.PatchPlan.
 
     The feed's columns and source are those of dataset.pairs.columns.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[Pairs]) -> None:
         super().__init__(feed)
-        plan: Any = feed.plan
-        scale = self._scale = int(plan.upscale)
+        plan = feed.plan
+        scale = self._scale = plan.batches.scale
         # targets come with the batch of the small images, once for both
         large_feed = replace(feed, targets=lambda rows: {}, pixels=LEVELS)
         self._larger = _Beside(large_feed, self._stager, scale=scale)
         self.reader = choose(feed.reader)
-        self._sharing = int(plan.sharing)
+        self._sharing = plan.batches.same_images
         area = math.prod(largest_upright(plan)[1:])
         part_rows = max(min(PART_ROWS, PART_PIXELS // (area * scale**2)), 1)
-        if plan.patches > 1:
-            part_rows = IMAGES * plan.patches
+        if feed.columns.patches > 1:
+            part_rows = IMAGES * feed.columns.patches
         self._workers = Workers(
             partial(Cutting, feed, scale, self.reader),
             workers=feed.workers,
-            batch_size=plan.batch_size * self._sharing,
+            batch_size=plan.batches.rows * self._sharing,
             part_bytes=lambda rows: 3 * rows * area * (1 + scale**2),
             part_rows=part_rows,
             row_bytes=lambda rows: 3 * math.prod(rows.padded) * (1 + scale**2),
@@ -86,7 +87,7 @@ class PairedLoader(Staging):
     def _let_go(self) -> None:
         self._larger.close()
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         tasks = _Tasks(rows, self._sharing, self._feed)
         filled = self.stages.waited(self._workers.run(tasks))
         for index, (slot, task, parts) in enumerate(filled):
@@ -114,7 +115,7 @@ class PairedLoader(Staging):
 class _Beside(Stager):
     """A Stager that takes turns with another one: on its stream, its slots guarded by the same events."""
 
-    def __init__(self, feed: Feed, other: Stager, *, scale: int) -> None:
+    def __init__(self, feed: Feed[Pairs], other: Stager, *, scale: int) -> None:
         super().__init__(feed, scale=scale)
         self.stream = other.stream
         for own, its in zip(self._slots, other._slots, strict=True):
@@ -140,7 +141,7 @@ class _Tasks(Lazy):
     the task.
     """
 
-    def __init__(self, rows: Sequence[Rows], sharing: int, feed: Feed) -> None:
+    def __init__(self, rows: Sequence[Rows], sharing: int, feed: Feed[Pairs]) -> None:
         super().__init__(-(-len(rows) // sharing), self._task)
         self._rows = rows
         self._sharing = sharing
@@ -149,28 +150,28 @@ class _Tasks(Lazy):
 
     def _task(self, index: int) -> Rows:
         own = self._rows[index * self._sharing : (index + 1) * self._sharing]
-        plan: Any = self._feed.plan
-        if plan.patches == 1:
+        if self._feed.columns.patches == 1:
             self.batches[index] = [(own[0], slice(None))]
             return own[0]
         together = joined(own)
-        source: Any = self._feed.source
-        order = np.argsort(source.images[together.ids], kind="stable")
+        images = self._feed.columns.of_high[together.ids]
+        order = np.argsort(images, kind="stable")
         ends = np.cumsum([len(rows) for rows in own])
         places = np.split(np.argsort(order, kind="stable"), ends[:-1])
         self.batches[index] = list(zip(own, places, strict=True))
         return some(together, order)
 
 
-class Cutting:
+class Cutting(Work):
     """Fills a part of a slot in a worker: of each row the small image, then the large one, uint8.
 
     Returns the ids that failed. What no image covers stays as it was: _staging.py blackens it.
     """
 
-    def __init__(self, feed: Feed, scale: int, reader: str) -> None:
-        self._source: Any = feed.source
-        self._columns: Any = feed.columns
+    def __init__(self, feed: Feed[Pairs], scale: int, reader: str) -> None:
+        assert isinstance(feed.source, PairSource)
+        self._source = feed.source
+        self._columns = feed.columns
         self._scale = scale
         self._decode: Decode = READERS[reader]()
         self._pil: Decode = READERS["pil"]()
@@ -217,11 +218,15 @@ class Cutting:
         regions: list[Region] = [
             (x0, y0, x1, y1) for x0, y0, x1, y1 in corners.tolist()
         ]
-        source = self._source.low if small else self._source
-        columns = self._columns.low if small else self._columns.high
+        source, columns = self._source, self._columns.high
+        if small:
+            assert source.low is not None and self._columns.low is not None
+            source, columns = source.low, self._columns.low
         image = int(source.images[sample])
         if source.files and raw.readable(columns, image):
-            read_all = partial(raw.read_regions, source, sample, regions)
+            read_all = partial(
+                raw.read_regions, cast(FileSource, source), sample, regions
+            )
             pixels = patiently(source, sample, read_all)
             if pixels is not None:
                 lap("read")
@@ -258,5 +263,5 @@ def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:
     return np.asarray(image.resize(size, Image.Resampling.BICUBIC, box=window))
 
 
-def open(feed: Feed) -> PairedLoader:
+def open(feed: Feed[Pairs]) -> PairedLoader:
     return PairedLoader(feed)

@@ -6,11 +6,10 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array
+from saturate.contracts import Array, FileSource, ImageColumns
 from saturate.dataset.images.columns import FORMATS
 from saturate.loaders import Undecodable
 
@@ -23,7 +22,7 @@ _BINARY = re.compile(rb"P6\s+(\d+)\s+(\d+)\s+255\s")
 """A binary PPM of 8 bits, without comments."""
 
 
-def readable(columns: Any, image: int) -> bool:
+def readable(columns: ImageColumns, image: int) -> bool:
     """Return whether the columns say that an image may be such a file."""
     return bool(
         columns.format[image] == PPM
@@ -33,11 +32,11 @@ def readable(columns: Any, image: int) -> bool:
 
 
 def read_regions(
-    source: Any, sample: int, regions: Sequence[Region]
+    source: FileSource, sample: int, regions: Sequence[Region]
 ) -> list[Array] | None:
     """Return uint8 [h, w, 3], each region x0 y0 x1 y1 of a sample's file; None where it is another PPM.
 
-    `source` is one of files. Raises Undecodable, UserError where the file is another one than was scanned,
+    Raises Undecodable, UserError where the file is another one than was scanned,
     and OSError.
     """
     file = os.open(source.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from saturate.contracts import Array, UserError
-from saturate.dataset.videos.columns import CODECS
+from saturate.dataset.videos.columns import CODECS, Videos
 from saturate.loaders import Undecodable
 from saturate.loaders.videos._packets import Clip, Group, before_turning
 from saturate.loaders.videos._planes import BT601, MATRICES, Picture
@@ -45,7 +45,11 @@ gets it.
 """
 
 
-def import_codec() -> Any:
+Codec = Any
+"""PyNvVideoCodec, a module without types, or what stands for it."""
+
+
+def import_codec() -> Codec:
     """Return PyNvVideoCodec, which loads the driver's libraries. Raises UserError: what is missing."""
     try:
         with uninterrupted():
@@ -68,7 +72,7 @@ class Caps(NamedTuple):
 
 
 def capabilities(
-    codec: Any, gpu: int, names: Collection[str] = NAMES
+    codec: Codec, gpu: int, names: Collection[str] = NAMES
 ) -> dict[str, Caps]:
     """Return codec -> Caps of those of these codecs that this device decodes. Raises UserError."""
     asked = {name: _capability(codec, gpu, name) for name in names}
@@ -76,7 +80,7 @@ def capabilities(
 
 
 @cache
-def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
+def _capability(codec: Codec, gpu: int, name: str) -> Caps | None:
     """Return what the device decodes of a codec; None = it does not.
 
     It is asked once, and of no codec that is not needed: each answer makes a CUDA context, and ends it.
@@ -97,7 +101,7 @@ def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
     return Caps(caps["num_decoder_engines"], least, most, caps["mb_num_max"])
 
 
-def within(caps: dict[str, Caps], columns: Any) -> Array:
+def within(caps: dict[str, Caps], columns: Videos) -> Array:
     """Return bool [n], whether the engines take files of this codec and size."""
     # columns have the displayed sides, engines see the stored ones
     upright = columns.rotation[:] % 180 == 0
@@ -129,7 +133,12 @@ class Decoder:
     """
 
     def __init__(
-        self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]
+        self,
+        codec: Codec,
+        gpu: int,
+        name: str,
+        stream: int,
+        sides: tuple[int, int],
     ) -> None:
         self._codec = codec
         self._views = dict[tuple[int, int], torch.Tensor]()
@@ -219,7 +228,7 @@ def session_key(name: str, height: int, width: int) -> tuple[Any, ...]:
 class Nvdec:
     """Gives frames of a file as surfaces. For one thread, whose current stream it writes on."""
 
-    def __init__(self, columns: Any, codec: Any, gpu: int, stream: int) -> None:
+    def __init__(self, columns: Videos, codec: Codec, gpu: int, stream: int) -> None:
         self._columns = columns
         self._codec = codec
         self._gpu = gpu

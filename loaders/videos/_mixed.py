@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from saturate.contracts import Array, Feed, Rows
+from saturate.dataset.videos.columns import Videos
 from saturate.loaders import Undecodable
 from saturate.loaders._stages import Stages
 from saturate.loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
@@ -91,7 +92,7 @@ class _Thread:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Feed[Videos],
         backend: str,
         readers: Pool,
         make: MakeFills,
@@ -160,7 +161,7 @@ class _Thread:
         self._fills.close()
 
 
-class MixedLoader(Staging):
+class MixedLoader(Staging[Videos]):
     """contracts.Loader, with ClipLoader's Counts.
 
     `fallbacks` are clips that the device's decoders are not exact for, or refused.
@@ -168,7 +169,7 @@ class MixedLoader(Staging):
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Feed[Videos],
         backend: str,
         make_read: Callable[[], ReadClip],
         make_fills: MakeFills,
@@ -183,8 +184,8 @@ class MixedLoader(Staging):
         """
         compile_kernels()
 
-        self._views = feed.plan.same_frames
-        units = max(feed.plan.batch_size // self._views, 1)
+        self._views = feed.plan.batches.same_frames
+        units = max(feed.plan.batches.rows // self._views, 1)
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / units))
         super().__init__(feed, window=self._window)
         self.notes = notes(backend, feed.columns, able)
@@ -254,7 +255,7 @@ class MixedLoader(Staging):
         for pool in self._pools:
             pool.close()
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         deal = Deal(rows, self._views, self._able, self._pace)
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         self._release(0)

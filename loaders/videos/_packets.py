@@ -15,7 +15,7 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from saturate.dataset.videos.bitstream import first_slice, sides
-from saturate.dataset.videos.columns import CODECS
+from saturate.dataset.videos.columns import CODECS, Videos
 from saturate.dataset.videos.container import open_video
 from saturate.loaders import Undecodable
 from saturate.loaders.videos._reading import Read
@@ -81,7 +81,7 @@ class Clip(NamedTuple):
     groups: list[Group]
 
 
-def before_turning(columns: Any, sample: int) -> tuple[int, int]:
+def before_turning(columns: Videos, sample: int) -> tuple[int, int]:
     """Return height and width of a file's pictures, cropped but not turned."""
     height, width = int(columns.height[sample]), int(columns.width[sample])
     return (height, width) if columns.rotation[sample] % 180 == 0 else (width, height)
@@ -90,7 +90,9 @@ def before_turning(columns: Any, sample: int) -> tuple[int, int]:
 class Size:
     """Checks that each picture of a clip has the manifest's size, at the top left of what is coded."""
 
-    def __init__(self, columns: Any, sample: int, context: Any) -> None:
+    def __init__(
+        self, columns: Videos, sample: int, context: av.VideoCodecContext
+    ) -> None:
         """Begin with the size that the stream's `context` tells."""
         self._codec = CODECS[columns.codec[sample]]
         self._context = context
@@ -126,7 +128,7 @@ class Size:
 class Packets:
     """A _reading.ReadClip: gives the packets that NVDEC needs to show the frames, behind each other."""
 
-    def __init__(self, columns: Any) -> None:
+    def __init__(self, columns: Videos) -> None:
         self._columns = columns
         av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
 
@@ -147,7 +149,7 @@ class Packets:
 
 
 def clip_packets(
-    columns: Any,
+    columns: Videos,
     sample: int,
     path: bytes,
     frames: list[int],

@@ -15,6 +15,7 @@ import numpy as np
 
 from saturate.contracts import Array, Rows, Source
 from saturate.loaders._stages import lap
+from saturate.loaders._workers import Work
 from saturate.loaders.videos._worker import checked
 
 MOST_BYTES = 64 << 20
@@ -32,8 +33,8 @@ ReadClip = Callable[[int, bytes, list[int]], Read]
 """(sample, path, frames: ascending, each once) -> Read. Raises Undecodable and OSError."""
 
 
-class ReadUnit:
-    """The loaders._workers.Work of a worker: it reads the file of one unit, and returns (bytes, Read).
+class ReadUnit(Work):
+    """Reads the file of one unit, and returns (bytes, Read).
 
     Data that fit into the slot are left there, and `Read.data` is empty; larger data travel in `Read.data`.
     """

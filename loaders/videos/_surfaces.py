@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ class Fit:
             return self.by_host(surfaces)
         return self.by_kernel(surfaces, kernel)
 
-    def by_kernel(self, surfaces: torch.Tensor, kernel: Any) -> torch.Tensor:
+    def by_kernel(self, surfaces: torch.Tensor, kernel: ModuleType) -> torch.Tensor:
         assert surfaces.is_contiguous()
         count, rows, row = surfaces.shape
         tall, wide = self._stored
@@ -126,10 +126,10 @@ def build(device: torch.device) -> None:
 
 
 @cache
-def _kernel(device: torch.device) -> Any:
+def _kernel(device: torch.device) -> ModuleType | None:
     """Return loaders.videos._surfaces_kernel; None, with a warning, where Triton cannot build it."""
 
-    def build(kernel: Any) -> None:
+    def build(kernel: ModuleType) -> None:
         picture = nv12(2, 2, matrix=(0.3, 0.1), full_range=False, turns=0)
         whole = np.array([0, 0, 2, 2])
         pixels = torch.zeros((1, 3, 2), dtype=torch.uint8, device=device)

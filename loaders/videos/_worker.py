@@ -11,22 +11,23 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 
-from saturate.contracts import Array, Feed, Loader, Rows
+from saturate.contracts import Array, Feed, FileSource, Loader, Rows, Source
 from saturate.dataset.scan.manifest import printable
 from saturate.dataset.stores.folder import changed, require_regular
+from saturate.dataset.videos.columns import Videos
 from saturate.loaders import Undecodable
 from saturate.loaders._read_retry import mark, read
 from saturate.loaders._stages import lap
 from saturate.loaders._staging import Staged, Staging
-from saturate.loaders._workers import Workers
+from saturate.loaders._workers import Work, Workers
 from saturate.loaders.videos._planes import Fitter, Picture, compile_kernels
 from saturate.loaders.videos.exact import exact, notes, sort_of
 from saturate.plan.geometry import largest_upright, upright
@@ -67,7 +68,7 @@ class Reader(Protocol):
         """
 
 
-def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> None:
+def same_times(columns: Videos, sample: int, frames: list[int], seconds: Array) -> None:
     """Raise Undecodable where a reader's times of frames are half a step or more from the manifest's."""
     pts = columns.pts(sample)
     tick = columns.time_base_num[sample] / columns.time_base_den[sample]
@@ -79,7 +80,7 @@ def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> 
         )
 
 
-MakeReader = Callable[[Any], Reader]
+MakeReader = Callable[[Videos], Reader]
 """columns -> Reader."""
 
 
@@ -123,7 +124,7 @@ def count(loader: Loader, parts: Sequence[ClipsDone]) -> None:
         counts.refusals = result.refusals | counts.refusals
 
 
-class ClipLoader(Staging):
+class ClipLoader(Staging[Videos]):
     """contracts.Loader, with Counts: pyav is the other decoder, and frames are counted by passed().
 
     The sort of a file that was refused ends in REFUSED or LOST. `notes`: what is known of that before
@@ -132,7 +133,7 @@ class ClipLoader(Staging):
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Feed[Videos],
         backend: str,
         make_reader: MakeReader,
         make_pyav: MakeReader | None,
@@ -144,9 +145,9 @@ class ClipLoader(Staging):
         self._workers = Workers(
             lambda: Decoding(feed, backend, make_reader, make_pyav),
             workers=feed.workers,
-            batch_size=feed.plan.batch_size,
+            batch_size=feed.plan.batches.rows,
             part_bytes=lambda rows: rows * math.prod(largest),
-            part_rows=feed.plan.same_frames,  # they meet in one worker, which decodes them once
+            part_rows=feed.plan.batches.same_frames,  # they meet in one worker, which decodes them once
             row_bytes=lambda rows: math.prod(slot_shape(rows)[1:]),
             pinned=feed.device.type == "cuda" and feed.pinned,
             name_of=feed.source.name,
@@ -154,7 +155,7 @@ class ClipLoader(Staging):
         )
         self.in_flight = self._workers.in_flight + 2
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):
             shape = slot_shape(upright(its_rows))
@@ -194,14 +195,14 @@ def clips(rows: Rows, views: int) -> list[Array]:
     return [clip[at : at + views] for clip in runs for at in range(0, len(clip), views)]
 
 
-def checked(source: Any, sample: int) -> Any:
+def checked(source: Source, sample: int) -> Any:
     """Return the path of a file that is as the manifest says, or its bytes where the source has no files.
 
     That is `read_delay_s` later than the storage told. Raises UserError.
     """
     if not source.files:
         return memoryview(read(source, sample))
-    path: bytes = source.path(sample)
+    path = cast(FileSource, source).path(sample)
     mark(sample)
     try:
         status = storage.patiently(partial(os.stat, path), partial(source.name, sample))
@@ -214,7 +215,7 @@ def checked(source: Any, sample: int) -> Any:
     return path
 
 
-class Decoding:
+class Decoding(Work):
     """Decodes upright rows, in a worker, into their places in part of a slot; tells what became of them.
 
     Rows that are padding or fail, and what no place covers, stay as they were: _staging.py blackens them.
@@ -222,7 +223,7 @@ class Decoding:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Feed[Videos],
         backend: str,
         make_reader: MakeReader,
         make_pyav: MakeReader | None,

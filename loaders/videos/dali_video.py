@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from saturate.contracts import Array, Feed, Rows, UserError
-from saturate.dataset.videos.columns import CODECS, Flags
+from saturate.dataset.videos.columns import CODECS, Flags, Videos
 from saturate.loaders import Undecodable
 from saturate.loaders._dali import first_line, import_dali, lacks_memory, release_memory
 from saturate.loaders.videos._mixed import MixedLoader
@@ -129,7 +129,7 @@ class Cut(NamedTuple):
 class Cutting:
     """saturate.loaders.videos._reading.ReadClip: a file in Matroska of the packets that show the frames."""
 
-    def __init__(self, columns: Any) -> None:
+    def __init__(self, columns: Videos) -> None:
         self._columns = columns
         av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
 
@@ -255,7 +255,7 @@ class Filling:
 class DaliVideo(MixedLoader):
     """contracts.Loader. DALI's buffers are given back when it closes."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed[Videos]) -> None:
         import_dali()
         super().__init__(
             feed,
@@ -271,7 +271,7 @@ class DaliVideo(MixedLoader):
         release_memory()
 
 
-def open(feed: Feed) -> DaliVideo:
+def open(feed: Feed[Videos]) -> DaliVideo:
     if feed.device.type != "cuda":
         raise UserError(
             "--loader dali-video needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from saturate.contracts import Feed, UserError
-from saturate.dataset.videos.columns import Flags
+from saturate.dataset.videos.columns import Flags, Videos
 from saturate.loaders import Undecodable
 from saturate.loaders.videos._planes import Picture, rgb
 from saturate.loaders.videos._worker import ClipLoader, same_times
@@ -37,7 +36,7 @@ class Decord:
 
     decoded = None
 
-    def __init__(self, columns: Any) -> None:
+    def __init__(self, columns: Videos) -> None:
         import decord
 
         decord.logging.set_level(decord.logging.QUIET)
@@ -66,7 +65,7 @@ class Decord:
             raise Undecodable(str(error)) from error
 
 
-def open(feed: Feed) -> ClipLoader:
+def open(feed: Feed[Videos]) -> ClipLoader:
     try:
         with uninterrupted():
             # no reader before the workers are forked: its threads would not be there

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 
 from saturate.contracts import Array
-from saturate.dataset.videos.columns import CODECS, CONTAINERS, PIXELS, Flags
+from saturate.dataset.videos.columns import CODECS, CONTAINERS, PIXELS, Flags, Videos
 from saturate.loaders import LOADERS
 
 
@@ -24,7 +23,7 @@ class Claim:
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
 
 
-def exact(backend: str, columns: Any) -> Array:
+def exact(backend: str, columns: Videos) -> Array:
     """Return bool [n]: samples whose frames by this loader are known to be right.
 
     Those of pyav always are: it gives the right ones or none. Another loader's file has a Claim as EXACT;
@@ -54,7 +53,7 @@ def exact(backend: str, columns: Any) -> Array:
     return good
 
 
-def notes(backend: str, columns: Any, able: Array) -> list[str]:
+def notes(backend: str, columns: Videos, able: Array) -> list[str]:
     """Return a line for each sort of file that the backend is not known to be exact for.
 
     One more says how many have pixels that are not square. `able`: bool by sample, those it is exact for.
@@ -74,7 +73,7 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
     return lines
 
 
-def sort_of(columns: Any, sample: int) -> str:
+def sort_of(columns: Videos, sample: int) -> str:
     """Return the sort of a file, as a person would say it."""
     codec, container = columns.codec[sample], columns.container[sample]
     words = [f"{CODECS[codec]} in {CONTAINERS[container]}"]

@@ -7,15 +7,15 @@ also get a share of the others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
 from saturate.contracts import Array, Feed, Rows, UserError
-from saturate.dataset.videos.columns import CODECS, Flags
+from saturate.dataset.videos.columns import CODECS, Flags, Videos
 from saturate.loaders.videos._engines import (
     NAMES,
+    Codec,
     Nvdec,
     capabilities,
     import_codec,
@@ -47,7 +47,7 @@ class Filling:
     """saturate.loaders.videos._mixed.Fills."""
 
     def __init__(
-        self, columns: Any, codec: Any, device: torch.device, stream: int
+        self, columns: Videos, codec: Codec, device: torch.device, stream: int
     ) -> None:
         build(device)
         self._decode = Nvdec(columns, codec, device.index or 0, stream)
@@ -128,7 +128,7 @@ def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
             first = end
 
 
-def loader(feed: Feed, codec: Any, *, beside: bool = False) -> MixedLoader:
+def loader(feed: Feed[Videos], codec: Codec, *, beside: bool = False) -> MixedLoader:
     """Return the loader that decodes with PyNvVideoCodec, or with what stands for it."""
     gpu = feed.device.index or 0
     there = set(np.unique(feed.columns.codec[:]).tolist())
@@ -163,7 +163,7 @@ def usable() -> bool:
         return False
 
 
-def open(feed: Feed, beside: str = "") -> MixedLoader:
+def open(feed: Feed[Videos], beside: str = "") -> MixedLoader:
     if feed.device.type != "cuda":
         name = f"nvdec+{beside}" if beside else "nvdec"
         raise UserError(

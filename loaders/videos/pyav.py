@@ -16,7 +16,13 @@ from av.error import FFmpegError
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from saturate.contracts import Feed
-from saturate.dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
+from saturate.dataset.videos.columns import (
+    CODECS,
+    CONTAINERS,
+    FULL_RANGE,
+    Flags,
+    Videos,
+)
 from saturate.dataset.videos.container import open_video, read_packets, unpacked
 from saturate.loaders import Undecodable
 from saturate.loaders.videos._planes import BT601, MATRICES, Picture, Plane
@@ -42,7 +48,7 @@ ACCURATE = (
 class Pyav:
     """saturate.loaders.videos._worker.Reader."""
 
-    def __init__(self, columns: Any) -> None:
+    def __init__(self, columns: Videos) -> None:
         self._columns = columns
         self.decoded = 0
         # a damaged file is named by the loop, not by lines of FFmpeg's own
@@ -87,7 +93,7 @@ class OpenFile:
     def __init__(
         self,
         container: av.container.InputContainer,
-        columns: Any,
+        columns: Videos,
         sample: int,
         attempt: int,
     ) -> None:
@@ -291,5 +297,5 @@ def _plane(
     )
 
 
-def open(feed: Feed) -> ClipLoader:
+def open(feed: Feed[Videos]) -> ClipLoader:
     return ClipLoader(feed, "pyav", Pyav, None)

@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import nn
 
-from saturate.contracts import Figure, NotFinite, UserError, counted
+from saturate.contracts import Figure, NotFinite, Reporter, UserError, counted
 from saturate.engine import ema, optimizers, unkillable
 from saturate.engine import precision as precisions
 from saturate.engine.distributed import ProcessWorld
@@ -461,7 +461,7 @@ def _step(path: Path) -> float:
     return math.inf if taken is None else taken[0]
 
 
-def on_host(content: Any) -> Any:
+def on_host(content: object) -> Any:
     """Copy tensors to the host, where later steps do not change them; a GPU's go to pinned memory."""
     copied = _copied(content)
     # copies are on the stream of the steps: a step before is in them, and the next one waits
@@ -470,7 +470,7 @@ def on_host(content: Any) -> Any:
     return copied
 
 
-def _copied(content: Any) -> Any:
+def _copied(content: object) -> Any:
     if isinstance(content, torch.Tensor):
         host = torch.empty_like(content, device="cpu", pin_memory=content.is_cuda)
         return host.copy_(content.detach(), non_blocking=True)
@@ -723,7 +723,7 @@ class Resume:
 
     def tell(
         self,
-        report: Any,
+        report: Reporter,
         *,
         config: Mapping[str, Any],
         ordering: str,

@@ -178,7 +178,7 @@ class _Sender(pickle.Pickler):
         super().__init__(file)
         self.tensors: list[torch.Tensor] = []
 
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return None
         # with gaps, as an expanded one, it is sent without them
@@ -345,7 +345,7 @@ class ProcessWorld:
         found: Answer = answer[0]
         return found
 
-    def _sent(self, value: Any) -> Any:
+    def _sent(self, value: object) -> Any:
         """Return rank 0's value. Tensors travel one by one: pickled they would be in memory four times."""
         rest: list[Any] = [None]
         tensors: list[torch.Tensor] = []

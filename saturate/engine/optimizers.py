@@ -137,15 +137,21 @@ def _momentum_of(optimisation: Optimisation) -> dict[str, Any]:
     return {"momentum": optimisation.momentum, "nesterov": nesterov}
 
 
-def _sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+def _sgd(
+    groups: Groups, optimisation: Optimisation, on_gpu: bool
+) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, fused=on_gpu, **_momentum_of(optimisation))
 
 
-def _adamw(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+def _adamw(
+    groups: Groups, optimisation: Optimisation, on_gpu: bool
+) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
 
 
-def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+def _lamb(
+    groups: Groups, optimisation: Optimisation, on_gpu: bool
+) -> torch.optim.Optimizer:
     require_timm("--optimizer lamb")
     from timm.optim import Lamb
     from timm.optim.lamb import lamb
@@ -194,18 +200,24 @@ def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     )
 
 
-def _lars(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+def _lars(
+    groups: Groups, optimisation: Optimisation, on_gpu: bool
+) -> torch.optim.Optimizer:
     return require_timm("--optimizer lars").Lars(
         groups, foreach=on_gpu, **_momentum_of(optimisation)
     )
 
 
-def _lion(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+def _lion(
+    groups: Groups, optimisation: Optimisation, on_gpu: bool
+) -> torch.optim.Optimizer:
     # its foreach form would wait for a learning rate that lies on the device
     return require_timm("--optimizer lion").Lion(groups, foreach=False)
 
 
-def _muon(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+def _muon(
+    groups: Groups, optimisation: Optimisation, on_gpu: bool
+) -> torch.optim.Optimizer:
     muon = require_timm("--optimizer muon").Muon
     parted: Groups = []
     for group, matrices in itertools.product(groups, (True, False)):
@@ -238,7 +250,9 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
     return min(rows, parameter.numel() // rows) >= MUON_SIDE
 
 
-def _apex(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+def _apex(
+    groups: Groups, optimisation: Optimisation, on_gpu: bool
+) -> torch.optim.Optimizer:
     """Return FusedSGD or FusedLAMB of NVIDIA's apex. Raises UserError where they cannot be had."""
     flag = f"--optimizer {optimisation.optimizer}"
     # its files tell: importing the index's package of that name would run a web toolkit
@@ -253,7 +267,6 @@ def _apex(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
         from apex.optimizers import FusedLAMB, FusedSGD
     except ImportError as error:
         raise UserError(f"{flag}: apex cannot be imported ({error})") from None
-    optimizer: Any
     if optimisation.optimizer == "apex-sgd":
         momentum = _momentum_of(optimisation)
         optimizer = FusedSGD(groups, lr=optimisation.lr, **momentum)
@@ -284,7 +297,7 @@ class Kind:
     """An --optimizer."""
 
     # makes it from groups, settings, and whether it is on a GPU
-    make: Callable[[Groups, Optimisation, bool], Any]
+    make: Callable[[Groups, Optimisation, bool], torch.optim.Optimizer]
     capturable: bool = True  # a CUDA graph can hold its step
     skips: bool = False  # it knows no loss scale: _skip_on_device has it leave out a step that overflowed
     # names of the tensors that a step changes beside a parameter
@@ -341,7 +354,7 @@ def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @torch.no_grad()
-    def keep(optimizer: Any, *_: Any) -> None:
+    def keep(optimizer: Any, *_: object) -> None:
         if getattr(optimizer, "found_inf", None) is None:
             return
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
@@ -352,7 +365,7 @@ def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:
         kept.extend((tensor, tensor.detach().clone()) for tensor in tensors)
 
     @torch.no_grad()
-    def put_back(optimizer: Any, *_: Any) -> None:
+    def put_back(optimizer: Any, *_: object) -> None:
         for tensor, before in kept:
             there = optimizer.found_inf.to(tensor.device) > 0
             tensor.copy_(torch.where(there, before, tensor))

@@ -141,7 +141,7 @@ class Peers:
                 on_lost(lost)
                 return
 
-    def _tell(self, store: Any, lost: str) -> str:
+    def _tell(self, store: dist.Store, lost: str) -> str:
         """Tell all ranks who is lost. The first text stays and is returned: ranks that leave because of it are not
         lost.
         """
@@ -196,7 +196,7 @@ class Peers:
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}"
 
-    def _connect(self) -> Any:
+    def _connect(self) -> dist.Store:
         """Return the store by which the ranks meet."""
         address = os.environ.get("MASTER_ADDR", "localhost")
         port = int(os.environ.get("MASTER_PORT", "29500"))
@@ -258,7 +258,7 @@ class Peers:
             self.store.set(f"{read}/{self.rank}", b"")
         return [pickle.loads(each) for each in values]
 
-    def _attempt(self, store: Any) -> tuple[str, list[str]]:
+    def _attempt(self, store: dist.Store) -> tuple[str, list[str]]:
         """Wait for every rank of this attempt; return the attempt's name, and each rank's host.
 
         torchrun's store may hold keys of earlier attempts, and its agents count restarts each for itself. So

@@ -41,7 +41,7 @@ def facts(plan: Plan) -> dict[str, int]:
     """Return what a summary says of the steps of a plan; `epoch_samples` are those that an epoch trains on."""
     steps = plan.steps()
     return {
-        "batch_size": plan.batch_size,
+        "batch_size": plan.batches.rows,
         "epoch_steps": steps,
         "epoch_samples": min(steps * plan.global_batch_size, plan.samples),
     }
@@ -59,9 +59,9 @@ def limits(
     # a sample that repeats may take the place of others
     what = "sample" if plan.views == 1 else "row"
     told = {}
-    if plan.batch_size != asked:
+    if plan.batches.rows != asked:
         told["batch size"] = (
-            f"{plan.batch_size} for --batch-size {asked}: an epoch of {counted(steps, 'step')} has all "
+            f"{plan.batches.rows} for --batch-size {asked}: an epoch of {counted(steps, 'step')} has all "
             f"{counted(samples, what)}"
         )
     dropped = samples - steps * a_step

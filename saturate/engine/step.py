@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from saturate.engine.clipping import Clipping
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.ema import Ema
 from saturate.settings.optimisation import Optimisation
+
+if TYPE_CHECKING:
+    from saturate.engine.graphed import Graphs
 
 
 class Step:
@@ -80,8 +83,8 @@ class Step:
         self._clipping = Clipping(module, optimisation)
         self.world = world
         self.loss_terms: tuple[str, ...] = ()
-        # engine.graphed.Graphs; None: every kernel is launched by the host, one by one
-        self.graphs: Any = None
+        # None: every kernel is launched by the host, one by one
+        self.graphs: Graphs | None = None
         self._held_by_graphs = 0  # bytes, when their memory was lent
         self._shares = True  # its gradients with the other ranks
         self._draw_key = draw_key

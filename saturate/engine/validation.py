@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from saturate.contracts import Figure, Loader, Plan, Task, UserError, counted
+from saturate.contracts import Figure, Loader, Plan, Reporter, Task, UserError, counted
 from saturate.engine import memory
 from saturate.engine.checkpoint import Checkpoints, Progress
 from saturate.engine.distributed import ProcessWorld, Vote
@@ -67,7 +67,7 @@ class Validation:
     open_loader: Callable[[], Loader] | None  # None: there is no data to validate on
     checkpoints: Checkpoints
     failures: Failures
-    report: Any  # report.reporter.Reporter
+    report: Reporter
     # where there is no best.pt, the files are of the average's pass (True) or the network's
     of_average: bool = False
 
@@ -146,7 +146,7 @@ class Validation:
         """Pass over the validation set with the network as it is now; None when a signal came."""
         assert self.open_loader is not None
         with (
-            memory.validating(self.plan.batch_size),
+            memory.validating(self.plan.batches.rows),
             # images and tensors of a forward pass would otherwise lie beside a graph's memory
             self.checkpoints.step.memory_lent(),
             self.open_loader() as loader,  # for the pass alone: it holds no memory while training runs

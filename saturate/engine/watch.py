@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from saturate.contracts import Batch, Counts, Loader, counted, do_nothing
 from saturate.engine.distributed import ProcessWorld
@@ -46,9 +45,12 @@ class WatchedLoader:
     def __init__(self, loader: Loader, watch: Watch) -> None:
         self._loader = loader
         self._watch = watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        self.in_flight = loader.in_flight
+        self.notes = loader.notes
+        self.reader = loader.reader
+        self.stage_seconds = loader.stage_seconds
+        self.awaited = loader.awaited
+        self.close = loader.close
 
     @property
     def counts(self) -> Counts:
@@ -60,6 +62,12 @@ class WatchedLoader:
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return self._watch.batches(self._loader, self._loader.batches(epoch, first))
+
+    def __enter__(self) -> WatchedLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 @dataclass(kw_only=True)
@@ -256,5 +264,5 @@ class Watch:
 
     def _awaited(self) -> str:
         loader = self._waits
-        found: Any = loader.awaited() if loader is not None else ""
+        found = loader.awaited() if loader is not None else ""
         return found or "a batch"

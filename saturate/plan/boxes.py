@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from saturate.contracts import Array, Rows, UserError
+from saturate.contracts import Array, BatchSpec, BoxColumns, Rows, UserError
 from saturate.plan import geometry, ops, order, windows
 from saturate.plan.augment import UNTOUCHED, Augment
 from saturate.plan.augment import turns as turns_of
@@ -244,40 +244,41 @@ def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> A
 
 @dataclass(frozen=True, slots=True)
 class DetectionPlan(EpochPlan):
-    """contracts.Plan for images with boxes. `columns` is a dataset.coco.columns.Instances.
+    """contracts.Plan for images with boxes.
 
     Training: the images that have a box to train on, or all with `keep_empty`, in an order in which
     neighbours have like sizes, unless that of the data is asked for. Validation: every image, by size.
     """
 
+    columns: BoxColumns
     policy: DetectionPolicy
     _: KW_ONLY
     keep_empty: bool = False
     # int64 [samples], ascending, of the images that are used
     _ids: Array = field(init=False, repr=False)
-    _largest: tuple[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         ids = np.arange(len(self.columns.height))
         if self.training and not self.keep_empty:
             ids = np.asarray(self.columns.with_boxes)
-        size = self.policy.size
-        largest = self.policy.largest(*self._stored(ids)) if len(ids) else (size, size)
-        # the dataclass is frozen; both are asked for in every batch
         object.__setattr__(self, "_ids", ids)
-        object.__setattr__(self, "_largest", largest)
+        EpochPlan.__post_init__(self)
+
+    def batch_spec(self) -> BatchSpec:
+        policy, ids = self.policy, self._ids
+        square = (policy.size, policy.size)
+        return BatchSpec(
+            rows=self.batch_size,
+            canvas=policy.largest(*self._stored(ids)) if len(ids) else square,
+            varies=policy.varies,
+            filled=policy.filled,
+            transposed=self.columns.exif is not None,
+            ops=policy.operates,
+        )
 
     @property
     def samples(self) -> int:
         return len(self._ids)
-
-    @property
-    def image_size(self) -> int:
-        return max(self._largest)
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        return (3, *self._largest)
 
     def require_a_step(self) -> None:
         """Raise UserError when there is nothing to learn, or not even one step."""
@@ -289,19 +290,7 @@ class DetectionPlan(EpochPlan):
         EpochPlan.require_a_step(self)
 
     @property
-    def resident(self) -> int:
-        return 8 if self.policy.varies else 1
-
-    @property
-    def filled(self) -> bool:
-        return self.policy.filled
-
-    @property
-    def operates(self) -> bool:
-        return self.policy.operates
-
-    @property
-    def together(self) -> int:
+    def batches_per_draw(self) -> int:
         return 1  # a canvas is a batch's
 
     @property

@@ -8,10 +8,10 @@ Knows no loader and no device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -26,20 +26,19 @@ LEAST_BUNDLES = 32
 """Fewest bundles that a rank's epoch is cut into: the first step waits for a whole one."""
 
 
-def count(plan: Plan, together: int, world_size: int) -> int:
+def count(plan: Plan, most: int, world_size: int) -> int:
     """Return how many micro-batches of `plan` a bundle has; 1 where the loader works on each by itself.
 
-    They are `together` at most, which the plan draws at once. Bundled are batches of one shape, of still
+    They are `most` at most, which the plan draws at once. Bundled are batches of one shape, of still
     images or pairs, where an epoch has enough of them.
     """
-    one_shape = plan.filled and plan.resident == 1 and len(plan.sample_shape) == 3
-    if together == 1 or not one_shape:
+    spec = plan.batches
+    if most == 1 or not spec.filled or spec.varies or spec.frames:
         return 1
-    height, width = plan.sample_shape[1:]
-    pixels = height * width * (1 + plan.upscale**2) * plan.batch_size
+    pixels = math.prod(spec.canvas) * (1 + spec.scale**2) * spec.rows
     # not samples * views: repeats and balance make several rows of a sample, and leave others out
-    epoch = plan.steps() * plan.global_batch_size // (plan.batch_size * world_size)
-    return max(min(together, epoch // LEAST_BUNDLES, PIXELS // pixels), 1)
+    epoch = plan.steps() * plan.global_batch_size // (spec.rows * world_size)
+    return max(min(most, epoch // LEAST_BUNDLES, PIXELS // pixels), 1)
 
 
 def _arrays(rows: Rows) -> dict[str, Array]:
@@ -79,29 +78,28 @@ def cut(rows: Rows, size: int) -> list[Rows]:
 class Bundled:
     """A contracts.Plan that gives bundles of `count` micro-batches of another plan.
 
-    Its `batch_size` is a bundle's; what is not said here is the other plan's. The last bundle of an epoch is
-    filled up with rows that are not valid.
+    The last bundle of an epoch is filled up with rows that are not valid.
     """
 
-    def __init__(self, plan: Any, count: int) -> None:
+    def __init__(self, plan: Plan, count: int) -> None:
         self.plan = plan
         self.count = count
-        self.batch_size = plan.batch_size * count
+        its = plan.batches
+        same_images = max(its.same_images // count, 1)
+        self.batches = replace(its, rows=its.rows * count, same_images=same_images)
+        self.samples = plan.samples
+        self.views = plan.views
+        self.global_batch_size = plan.global_batch_size
+        self.first_epochs = plan.first_epochs
+        self.ordering = plan.ordering
+        self.steps = plan.steps
         # micro-batches that the last call of `rows` returned, as bundles
-        self.batches = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plan, name)
-
-    @property
-    def sharing(self) -> int:
-        """Return how many bundles that follow one another show the same images; see plan.patches."""
-        return max(self.plan.sharing // self.count, 1)
+        self.bundled = 0
 
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
         """Return the bundles of this rank behind `first` samples, drawn on access."""
         drawn = self.plan.rows(epoch, first)
-        self.batches = len(drawn)
+        self.bundled = len(drawn)
         return Lazy(-(-len(drawn) // self.count), partial(self._bundle, drawn))
 
     def _bundle(self, drawn: Sequence[Rows], index: int) -> Rows:
@@ -116,4 +114,6 @@ def rows_of_part(plan: Plan, workers: int, most: int) -> int:
     """Return how many rows a worker's task has: `most`, or fewer where all workers are to share a bundle."""
     if not isinstance(plan, Bundled):
         return most
-    return min(most, max(plan.plan.batch_size, -(-plan.batch_size // max(workers, 1))))
+    return min(
+        most, max(plan.plan.batches.rows, -(-plan.batches.rows // max(workers, 1)))
+    )

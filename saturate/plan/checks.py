@@ -6,18 +6,21 @@ decoder, a third deliver other pixels. So EpochPlan.draw, which makes all rows, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saturate.contracts import Array, FaultyPlan, Rows
 from saturate.plan.geometry import TRANSPOSE, TURNS
 
+if TYPE_CHECKING:
+    from saturate.plan.epoch import EpochPlan
+
 ROUNDING = 1e-6
 """Pixels by which a window may lie outside of its region: its edges are products of ratios."""
 
 
-def require_ids(plan: Any, ids: Array) -> None:
+def require_ids(plan: EpochPlan, ids: Array) -> None:
     """Raise FaultyPlan unless these are samples of the plan, none more often than it has views."""
     samples = len(plan.stored[0])
     ordered = np.sort(ids)
@@ -27,7 +30,7 @@ def require_ids(plan: Any, ids: Array) -> None:
         raise _fault(plan, "ids", f"{ids.tolist()}; {limits}")
 
 
-def require_sound(plan: Any, rows: Rows, ids: Array) -> None:
+def require_sound(plan: EpochPlan, rows: Rows, ids: Array) -> None:
     """Raise FaultyPlan unless a loader can follow the rows.
 
     `ids`: int64 [B], the sample whose numbers a row has, of padding too.
@@ -41,7 +44,7 @@ def require_sound(plan: Any, rows: Rows, ids: Array) -> None:
             raise _fault(plan, name, f"{where} (contracts.Rows says what it may have)")
 
 
-def _conditions(plan: Any, rows: Rows, ids: Array) -> dict[str, Array]:
+def _conditions(plan: EpochPlan, rows: Rows, ids: Array) -> dict[str, Array]:
     """Return field -> bool [B] or [B, K], whether a row's numbers are sound. NaN fails every comparison."""
     heights, widths = (np.asarray(column[ids]) for column in plan.stored)
     # axes: [B], edge by edge, since NumPy is slow where the inner axis has two numbers
@@ -51,15 +54,14 @@ def _conditions(plan: Any, rows: Rows, ids: Array) -> dict[str, Array]:
     windows &= (right - (x1 - x0) <= ROUNDING) & (bottom - (y1 - y0) <= ROUNDING)
     px0, py0, px1, py1 = rows.placed.T
     tall, wide = rows.sizes.T
-    largest = np.array(plan.sample_shape[-2:])
     conditions = {
         "regions": _boxes(x0, y0, x1, y1) & (x1 <= widths) & (y1 <= heights),
         "windows": windows,
-        "sizes": (rows.sizes > 0) & (rows.sizes <= largest),
-        "turns": rows.turns < (TURNS if plan.transposes else TRANSPOSE),
+        "sizes": (rows.sizes > 0) & (rows.sizes <= plan.batches.canvas),
+        "turns": rows.turns < (TURNS if plan.batches.transposed else TRANSPOSE),
         "places": _boxes(px0, py0, px1, py1) & (px1 <= wide) & (py1 <= tall),
     }
-    if rows.frames is not None:
+    if rows.frames is not None and plan.segments is not None:
         first, count = (np.asarray(column[ids]) for column in plan.segments)
         inside = (rows.frames >= 0) & (rows.frames < (first + count)[:, None])
         conditions["frames"] = inside
@@ -72,6 +74,6 @@ def _boxes(x0: Array, y0: Array, x1: Array, y1: Array) -> Array:
     return good
 
 
-def _fault(plan: Any, field: str, problem: str) -> FaultyPlan:
+def _fault(plan: EpochPlan, field: str, problem: str) -> FaultyPlan:
     name = type(plan).__name__
     return FaultyPlan(f"{name} draws {field} that no loader can follow: {problem}")

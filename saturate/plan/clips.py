@@ -7,12 +7,12 @@ torchvision's VideoClips leaves such videos out instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, UserError
+from saturate.contracts import Array, BatchSpec, ClipColumns, UserError
 from saturate.plan import windows
 from saturate.plan.augment import UNTOUCHED, Augment, turns
 from saturate.plan.draws import Purpose, uniforms
@@ -142,29 +142,28 @@ class ClipPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ClipPlan(EpochPlan):
-    """contracts.Plan for clips of videos. `columns` is a dataset.videos.columns.Videos.
+    """contracts.Plan for clips of videos.
 
     Training: one random clip of each video. Validation: policy.clips x policy.crops views of each video, one
     after the other, with the video's id.
     """
 
+    columns: ClipColumns
     policy: ClipPolicy
 
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        return (3, self.policy.frames, self.image_size, self.image_size)
+    def batch_spec(self) -> BatchSpec:
+        return replace(
+            EpochPlan.batch_spec(self),
+            frames=self.policy.frames,
+            ops=self.training and self.policy.augment.operates,
+            same_frames=1 if self.training else self.policy.crops,
+        )
 
     @property
     def views(self) -> int:
-        return self.shows if self.training else self.policy.clips * self.policy.crops
-
-    @property
-    def operates(self) -> bool:
-        return self.training and self.policy.augment.operates
-
-    @property
-    def same_frames(self) -> int:
-        return 1 if self.training else self.policy.crops
+        if self.training:
+            return self.max_repeats
+        return self.policy.clips * self.policy.crops
 
     @property
     def segments(self) -> tuple[Array, Array]:
@@ -174,13 +173,13 @@ class ClipPlan(EpochPlan):
         policy = self.policy
         heights, widths = self._stored(ids)
         clip, crop = np.divmod(views, policy.crops)
-        drawn = self.counters(ids, views)
-        sizes = np.full((len(ids), 2), self.image_size, np.int64)
+        drawn = self.rng_counters(ids, views)
+        sizes = np.full((len(ids), 2), policy.image_size, np.int64)
         ops = None
         if self.training:
             draws = uniforms(self.seed, epoch, Purpose.WINDOW, drawn, UNIFORMS)
             regions, inner = random_window(
-                heights, widths, draws, shorter=policy.shorter, crop=self.image_size
+                heights, widths, draws, shorter=policy.shorter, crop=policy.image_size
             )
             turned = turns(
                 self.seed, epoch, drawn, flip=policy.flip, upside_down=policy.vflip
@@ -189,7 +188,7 @@ class ClipPlan(EpochPlan):
         else:
             place = crop if policy.crops == 3 else np.ones_like(crop)
             regions, inner = fixed_window(
-                heights, widths, place, resize=policy.resize, crop=self.image_size
+                heights, widths, place, resize=policy.resize, crop=policy.image_size
             )
             turned = np.zeros(len(ids), np.uint8)
         return {

@@ -6,12 +6,12 @@ Knows no loader, no label, no device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Fetch, Rows, UserError, counted
+from saturate.contracts import Array, BatchSpec, Columns, Rows, UserError, counted
 from saturate.plan import bundles, checks, order
 from saturate.plan.balance import Balance
 from saturate.plan.draws import Purpose, bits, key
@@ -20,26 +20,20 @@ from saturate.plan.lazy import Lazy
 COMING_ROWS = 4096
 """How many upcoming rows have their sizes prefetched, where sizes are read while training runs."""
 REPEAT_BIT = 40
-"""A repeat counts so many bits above the sample's id: the first is drawn as if it were the only one."""
+"""Repeat r draws with counter id + (r << 40); repeat 0 draws what a run without --repeats draws."""
 NONE = np.zeros(0, np.int64)
-
-
-def exif_of(columns: Any) -> Array | None:
-    """Return uint8 [n], the turns that show stored images; None of columns that know nothing of EXIF."""
-    return getattr(columns, "exif", None)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan(ABC):
     """The base of all plans: a rank's share of an epoch's order.
 
-    An *item* is one view of a sample, as the number sample * views + view. `columns` have the sizes of all
-    samples, `height` and `width`, pixels [n]: as stored, of videos as displayed; with `exif`, the column of
-    EXIF's turns, as viewers show them. `policy` says how they are framed.
+    An *item* is one view of a sample, as the number sample * views + view. `policy` says how samples are
+    framed.
     """
 
-    columns: Any
-    policy: Any
+    columns: Columns
+    policy: Any  # of each plan's own class, with `image_size`
     _: KW_ONLY
     seed: int
     batch_size: int
@@ -55,22 +49,22 @@ class EpochPlan(ABC):
     balance: Balance | None = None
     # training: the last step of an epoch is filled up, not dropped
     keeps_tail: bool = False
+    batches: BatchSpec = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # the dataclass is frozen; it is asked for in every batch
+        object.__setattr__(self, "batches", self.batch_spec())
+
+    def batch_spec(self) -> BatchSpec:
+        """Return what the batches have in common: by default images of policy.image_size."""
+        side = self.policy.image_size
+        turned = self.columns.exif is not None
+        return BatchSpec(rows=self.batch_size, canvas=(side, side), transposed=turned)
 
     @property
     def samples(self) -> int:
         """Return the number of samples in the whole data set."""
         return len(self.columns.height)
-
-    @property
-    def image_size(self) -> int:
-        """Return the largest side of an output, in pixels."""
-        side: int = self.policy.image_size
-        return side
-
-    @property
-    def fetch(self) -> Fetch | None:
-        """Return what makes the columns hold the sizes of samples; None where all are there."""
-        return getattr(self.columns, "fetch", None)
 
     @property
     def first_epochs(self) -> tuple[int, ...]:
@@ -79,41 +73,12 @@ class EpochPlan(ABC):
     @property
     def views(self) -> int:
         """Return how many rows a sample has in an epoch; in training at most."""
-        return self.shows if self.training else 1
+        return self.max_repeats if self.training else 1
 
     @property
-    def shows(self) -> int:
+    def max_repeats(self) -> int:
         """Return how often an epoch of training shows a sample, at most."""
         return self.repeats if self.balance is None else self.balance.most
-
-    @property
-    def resident(self) -> int:
-        return 1
-
-    @property
-    def filled(self) -> bool:
-        return True
-
-    @property
-    def operates(self) -> bool:
-        return False
-
-    @property
-    def exif(self) -> Array | None:
-        """Return uint8 [n], the turns that show stored images; None where they are taken as stored."""
-        return exif_of(self.columns)
-
-    @property
-    def transposes(self) -> bool:
-        return self.exif is not None
-
-    @property
-    def same_frames(self) -> int:
-        return 1
-
-    @property
-    def upscale(self) -> int:
-        return 0
 
     @property
     def stored(self) -> tuple[Array, Array]:
@@ -131,7 +96,7 @@ class EpochPlan(ABC):
         return None
 
     @property
-    def together(self) -> int:
+    def batches_per_draw(self) -> int:
         """Return how many micro-batches are drawn at once."""
         return max(bundles.ROWS // self.batch_size, 1)
 
@@ -141,12 +106,7 @@ class EpochPlan(ABC):
         repeated = f", {self.repeats} repeats" if self.repeats > 1 else ""
         return order + repeated + (", classes alike" if self.balance else "")
 
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """Return the shape that a model gets for one row: 3, of a clip its frames, height, width."""
-        return (3, self.image_size, self.image_size)
-
-    def counters(self, ids: Array, views: Array) -> Array:
+    def rng_counters(self, ids: Array, views: Array) -> Array:
         """Return int64 [B], what the random numbers of a row are drawn by: its sample, and which repeat."""
         return ids + (views << REPEAT_BIT) if self.training else ids
 
@@ -154,7 +114,7 @@ class EpochPlan(ABC):
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         """Return the fields of Rows for views of samples, but `ids` and `valid`.
 
-        Sizes may be left out where all are image_size x image_size.
+        Sizes may be left out where all are those of the canvas.
         """
 
     @property
@@ -221,15 +181,15 @@ class EpochPlan(ABC):
         ids, views = np.divmod(items, self.views)
         # before `frame`, which reads columns at these
         checks.require_ids(self, ids[: real - fillers])
-        if self.fetch is not None:
-            self.fetch(ids[:real], coming // self.views)
+        if self.columns.fetch is not None:
+            self.columns.fetch(ids[:real], coming // self.views)
         framed = self.frame(epoch, ids, views)
-        if self.exif is not None:
-            shown = (self.exif, *self.stored)
+        if self.columns.exif is not None:
+            shown = (self.columns.exif, *self.stored)
             columns = [np.asarray(column[ids], np.int64) for column in shown]
             framed = {**framed, "exif": np.stack(columns, axis=1)}
         valid = np.arange(count) < real
-        sizes = np.full((count, 2), self.image_size, np.int64)
+        sizes = np.full((count, 2), self.batches.canvas, np.int64)
         framed = {"sizes": sizes, **framed}
         rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **framed)
         checks.require_sound(self, rows, ids)
@@ -257,14 +217,14 @@ class _EpochRows(Lazy):
         super().__init__(steps * accumulate, self._drawn_with_neighbours)
         self._drawn: tuple[range, list[Rows]] = range(0), []
         # micro-batches up to this one were named as coming
-        self._named = 0
+        self._prefetched_to = 0
 
     def _drawn_with_neighbours(self, index: int) -> Rows:
         # one read of both: another thread may put its own there
         which, drawn = self._drawn
         if index not in which:
-            begin = index - index % self._plan.together
-            which = range(begin, min(begin + self._plan.together, len(self)))
+            begin = index - index % self._plan.batches_per_draw
+            which = range(begin, min(begin + self._plan.batches_per_draw, len(self)))
             self._drawn = which, drawn = which, self._draw(which)
         return drawn[index - which.start]
 
@@ -290,18 +250,20 @@ class _EpochRows(Lazy):
         position = self._first + index * plan.world_size * plan.batch_size
         return np.uint64(key(plan.seed, self._epoch, Purpose.MIX, position, plan.rank))
 
-    def _coming(self, begin: int) -> range:
+    def _to_prefetch(self, begin: int) -> range:
         """Return the micro-batches from `begin` on that are COMING_ROWS at most, and were not named before."""
         end = min(begin + -(-COMING_ROWS // self._plan.batch_size), len(self))
-        begin = max(begin, self._named) if self._named <= end else begin
-        self._named = end
+        begin = max(begin, self._prefetched_to) if self._prefetched_to <= end else begin
+        self._prefetched_to = end
         return range(begin, end)
 
     def _draw(self, which: range) -> list[Rows]:
         """Draw these micro-batches; only the last of a validation may be short."""
         plan = self._plan
         size = plan.batch_size
-        coming = self._items(self._coming(which.stop)) if plan.fetch else NONE
+        coming = (
+            self._items(self._to_prefetch(which.stop)) if plan.columns.fetch else NONE
+        )
         items = self._items(which)
         fillers = 0
         if self._fillers:

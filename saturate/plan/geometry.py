@@ -10,7 +10,6 @@ those of the canvas.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -132,10 +131,10 @@ def _of_stored(rows: Rows, exif: Array) -> Rows:
 
 def largest_upright(plan: Plan) -> tuple[int, ...]:
     """Return the `sample_shape` of outputs before they are turned: a batch may have high and wide ones."""
-    if not plan.transposes:
-        return plan.sample_shape
-    side = max(plan.sample_shape[-2:])
-    return (*plan.sample_shape[:-2], side, side)
+    spec = plan.batches
+    if spec.transposed:
+        spec = replace(spec, canvas=(max(spec.canvas),) * 2)
+    return spec.sample_shape
 
 
 def affine(rows: Rows) -> tuple[Array, Array]:
@@ -171,9 +170,7 @@ def to_image(rows: Rows, which: Array, points: Array) -> Array:
 
 def _swapped(rows: Rows, which: Array, points: Array) -> Array:
     """Return the points, those of transposed rows with x and y swapped."""
-    swapped: Any = transposed(rows.turns[which]).reshape(
-        len(which), *[1] * (points.ndim - 1)
-    )
+    swapped = transposed(rows.turns[which]).reshape(-1, *[1] * (points.ndim - 1))
     return np.where(swapped, points[..., ::-1], points)
 
 

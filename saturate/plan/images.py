@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from saturate.contracts import Array, UserError
+from saturate.contracts import Array, BatchSpec, UserError
 from saturate.plan import windows
 from saturate.plan.augment import UNTOUCHED, Augment, turns
 from saturate.plan.draws import Purpose, uniforms
@@ -107,12 +107,11 @@ class ImagePlan(EpochPlan):
         later = range(1, last + 1)
         return 0, *(epoch for epoch in later if size(epoch) != size(epoch - 1))
 
-    @property
-    def operates(self) -> bool:
-        return self.policy.augment.operates
+    def batch_spec(self) -> BatchSpec:
+        return replace(EpochPlan.batch_spec(self), ops=self.policy.augment.operates)
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        drawn = self.counters(ids, views)
+        drawn = self.rng_counters(ids, views)
         regions, inner, turned = self.policy.frame(
             self.seed, epoch, drawn, *self._stored(ids)
         )

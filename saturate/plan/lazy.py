@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import overload
 
 from saturate.contracts import Rows
 
@@ -18,7 +18,13 @@ class Lazy(Sequence[Rows]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Rows: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Rows]: ...
+
+    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
         if isinstance(index, slice):
             return [self._at(i) for i in range(*index.indices(self._count))]
         if not 0 <= index < self._count:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Rows
+from saturate.contracts import Array, BatchSpec, PairColumns, Rows
 from saturate.plan import bundles, order
 from saturate.plan.draws import Purpose, bits, key, uniforms
 from saturate.plan.epoch import EpochPlan
@@ -76,77 +76,56 @@ class PatchPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PatchPlan(EpochPlan):
-    """contracts.Plan for pairs of images. `columns` is a dataset.pairs.columns.Pairs.
+    """contracts.Plan for pairs of images.
 
     A sample is one of `patches` patches of an image, and its size that of the large image; the patches of one
     image lie together.
     """
 
+    columns: PairColumns
     policy: PatchPolicy
 
-    @property
-    def patches(self) -> int:
-        count: int = self.columns.patches
-        return count
+    def batch_spec(self) -> BatchSpec:
+        patch, scale = self.policy.patch, self.policy.scale
+        high, wide = (int(sides.max(initial=scale)) for sides in self.stored)
+        if patch is not None:
+            high = wide = patch
+        patches = self.columns.patches
+        block = min(BLOCK * patches, self.samples) if patches > 1 else 1
+        return BatchSpec(
+            rows=self.batch_size,
+            canvas=(high // scale, wide // scale),
+            varies=patch is None,
+            filled=patch is not None or self.batch_size == 1,
+            transposed=self.policy.turns,
+            scale=scale,
+            same_images=max(block // (self.batch_size * self.world_size), 1),
+        )
 
     @property
-    def upscale(self) -> int:
-        return self.policy.scale
-
-    @property
-    def image_size(self) -> int:
-        return max(self.sample_shape[1:])
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        scale = self.policy.scale
-        if self.policy.patch is not None:
-            return (3, self.policy.patch // scale, self.policy.patch // scale)
-        return (3, *(int(sides.max(initial=scale)) // scale for sides in self.stored))
-
-    @property
-    def resident(self) -> int:
-        return 8 if self.policy.patch is None else 1
-
-    @property
-    def filled(self) -> bool:
-        return self.policy.patch is not None or self.batch_size == 1
-
-    @property
-    def transposes(self) -> bool:
-        return self.policy.turns
-
-    @property
-    def together(self) -> int:
+    def batches_per_draw(self) -> int:
         # a canvas is a batch's
-        one_shape = self.filled and self.training
+        one_shape = self.batches.filled and self.training
         return max(bundles.ROWS // self.batch_size, 1) if one_shape else 1
-
-    @property
-    def sharing(self) -> int:
-        """Return how many micro-batches that follow one another show the same images, in other patches."""
-        if self.patches == 1:
-            return 1
-        block = min(BLOCK * self.patches, self.samples)
-        return max(block // (self.batch_size * self.world_size), 1)
 
     @property
     def ordering(self) -> str:
         begin = f"seed {self.seed}" if self.shuffled else "sequential"
-        if self.patches == 1:
+        if self.columns.patches == 1:
             return begin
-        return f"{begin}, {self.patches} patches an image in blocks of {BLOCK}"
+        return f"{begin}, {self.columns.patches} patches an image in blocks of {BLOCK}"
 
     def ordered(self, epoch: int) -> Array:
         """Return int64 [samples]: blocks of images, within a block one patch of each, then the next of each.
 
         So the patches of an image lie in different batches, and near enough to decode the image once.
         """
-        if self.patches == 1 or not (self.training and self.shuffled):
+        patches = self.columns.patches
+        if patches == 1 or not (self.training and self.shuffled):
             return EpochPlan.ordered(self, epoch)
         samples = np.arange(self.samples, dtype=np.int64)
-        images, rounds = np.divmod(samples, self.patches)
-        shuffled = order.order(self.seed, epoch, -(-self.samples // self.patches))
+        images, rounds = np.divmod(samples, patches)
+        shuffled = order.order(self.seed, epoch, -(-self.samples // patches))
         block = np.empty_like(shuffled)
         block[shuffled] = np.arange(len(block)) // BLOCK
         within = bits(key(self.seed, epoch, Purpose.BLOCKS), samples)
@@ -157,7 +136,7 @@ class PatchPlan(EpochPlan):
         framed: dict[str, Any] = self.policy.frame(
             self.seed, epoch, ids, *self._stored(ids)
         )
-        if not self.filled:
+        if not self.batches.filled:
             framed["canvas"] = tuple(framed["sizes"].max(axis=0).tolist())
         return framed
 

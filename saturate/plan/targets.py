@@ -5,11 +5,9 @@ Packed: what belongs to row i lies at offsets[i] : offsets[i + 1] of each array 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from saturate.contracts import Array, Rows
+from saturate.contracts import Array, BoxColumns, Rows
 from saturate.plan import geometry
 
 IGNORE = -1
@@ -30,11 +28,11 @@ def spans(begins: Array, counts: Array) -> tuple[Array, Array]:
     return np.arange(len(which)) + (begins - before)[which], which
 
 
-def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
+def usable_boxes(columns: BoxColumns, ids: Array) -> tuple[Array, Array, Array]:
     """Return (annotations, which, boxes): what there is to train on in images `ids`.
 
-    That is int64 [M]; int64 [M], the row of each; and float64 [M, 4]. `columns` is a
-    dataset.coco.columns.Instances. Boxes are x0 y0 x1 y1 in stored pixels, cut at the edges of the image.
+    That is int64 [M]; int64 [M], the row of each; and float64 [M, 4]. Boxes are x0 y0 x1 y1 in stored pixels, cut
+    at the edges of the image.
     """
     offsets = columns.annotation_offsets
     annotations, which = spans(offsets[ids], offsets[ids + 1] - offsets[ids])
@@ -50,7 +48,12 @@ def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
 
 
 def packed(
-    columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: bool = False
+    columns: BoxColumns,
+    rows: Rows,
+    *,
+    masks: bool,
+    keypoints: bool,
+    centred: bool = False,
 ) -> dict[str, Array]:
     """Return host arrays of the M boxes to train on, in the order of the rows that are valid.
 
@@ -103,7 +106,7 @@ def padded(targets: dict[str, Array], places: int) -> dict[str, Array]:
 
 
 def moved_keypoints(
-    columns: Any, rows: Rows, annotations: Array, which: Array
+    columns: BoxColumns, rows: Rows, annotations: Array, which: Array
 ) -> Array:
     """Return float32 [M, K, 3], x y in output pixels and visibility; turns may swap left and right."""
     # axes: [M, K, 3]
@@ -121,7 +124,9 @@ def moved_keypoints(
     return np.where(inside[..., None], moved, 0).astype(np.float32)
 
 
-def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
+def drawn_masks(
+    columns: BoxColumns, rows: Rows, annotations: Array, which: Array
+) -> Array:
     """Return uint8 [M, H, W], 1 inside: polygons as pycocotools draws them, the nearest pixel of run lengths.
 
     Nothing outside of the image is inside.
@@ -168,7 +173,12 @@ def _fill(mask: Array, place: Array, outlines: list[Array]) -> None:
 
 
 def _sample(
-    mask: Array, place: Array, columns: Any, rows: Rows, annotation: int, row: int
+    mask: Array,
+    place: Array,
+    columns: BoxColumns,
+    rows: Rows,
+    annotation: int,
+    row: int,
 ) -> None:
     """Set the pixels of `place` whose centres an annotation's run lengths cover; none where it has none."""
     begin, end = columns.rle_offsets[annotation : annotation + 2]

@@ -26,6 +26,8 @@ BLOCKS = 5
 """Windows, or blocks of steps, that these seconds are cut into."""
 LONGEST_S = 10.0
 """Seconds after which a loader's ceiling is content with one whole window."""
+SHAPE_COUNT = 8
+"""Batches that stand for all of an epoch, where sizes differ."""
 LOOKED_AT = 256
 """Batches of an epoch whose sizes are looked at, where sizes differ."""
 
@@ -53,10 +55,10 @@ def measure(
     try:
         compute = compute_ceiling(
             step,
-            [batch]
-            if plan.resident == 1
-            else typical(plan, loader, epoch=epoch, world=world),
-            accumulate=plan.global_batch_size // (world.size * plan.batch_size),
+            typical(plan, loader, epoch=epoch, world=world)
+            if plan.batches.varies
+            else [batch],
+            accumulate=plan.global_batch_size // (world.size * plan.batches.rows),
             world=world,
             synchronise=world.synchronise,
             stop=stop,
@@ -77,7 +79,7 @@ def measure(
 
 
 def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator[Batch]:
-    """Yield `plan.resident` batches of that epoch whose sizes stand for all of its batches, the same on every
+    """Yield SHAPE_COUNT batches of that epoch whose sizes stand for all of its batches, the same on every
     rank.
 
     LOOKED_AT batches, evenly spaced, are grouped by size; the one in the middle of each group is chosen. Each
@@ -86,7 +88,7 @@ def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator
     rows = plan.rows(epoch, 0)
     looked_at = np.unique(np.linspace(0, len(rows) - 1, LOOKED_AT).astype(np.int64))
     pixels = np.array([math.prod(rows[at].padded) for at in looked_at.tolist()])
-    middles = (np.arange(plan.resident) + 0.5) / plan.resident * len(looked_at)
+    middles = (np.arange(SHAPE_COUNT) + 0.5) / SHAPE_COUNT * len(looked_at)
     chosen = world.gather(
         looked_at[np.argsort(pixels, kind="stable")][middles.astype(np.int64)].tolist()
     )[0]
@@ -94,7 +96,8 @@ def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator
         # a resume may begin with any sample that leaves a whole step
         first = max(
             min(
-                at * world.size * plan.batch_size, plan.samples - plan.global_batch_size
+                at * world.size * plan.batches.rows,
+                plan.samples - plan.global_batch_size,
             ),
             0,
         )

@@ -14,7 +14,6 @@ from torchvision.ops import box_iou
 from saturate.contracts import Array, Feed, Rows, Split, Task, UserError
 from saturate.loaders import open_loader
 from saturate.loaders.images.decoders import shown_rgb
-from saturate.plan.epoch import exif_of
 from saturate.plan.geometry import boxes_to_image
 
 CHECKED = 16
@@ -84,7 +83,7 @@ def predicted(
 def image(split: Split, row: Rows) -> Array:
     """Return an image, uint8 [H, W, 3], turned as EXIF says where the validation does so."""
     sample = int(row.ids[0])
-    turns = exif_of(split.columns)
+    turns = split.columns.exif
     turn = 0 if turns is None else int(turns[sample])
     return np.array(shown_rgb(split.source.read(sample), turn))
 

@@ -15,7 +15,7 @@ import lmdb
 import numpy as np
 import pyarrow
 
-from saturate.contracts import UserError
+from saturate.contracts import LabelColumns, UserError
 from saturate.dataset.scan.manifest import printable
 from saturate.dataset.stores.bucket import ORDER
 from saturate.dataset.stores.lmdb import ABOUT, LONGEST_KEY, samples_of
@@ -45,7 +45,7 @@ class Writer:
         """Write samples behind those before."""
         raise NotImplementedError
 
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
+    def finish(self, names: Sequence[bytes], columns: LabelColumns) -> None:
         """Complete the store of these samples, of these names, and bring it to the disk."""
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Lmdb(Writer):
                 # LMDB calls a write that the disk cut short an input/output error
                 raise OSError(errno.EIO, f"{error}: is the disk full?") from None
 
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
+    def finish(self, names: Sequence[bytes], columns: LabelColumns) -> None:
         self._put(samples_of(names, np.asarray(columns.label), columns.classes))
         self.close()
         Path(f"{self.store}-lock").unlink(missing_ok=True)
@@ -122,7 +122,7 @@ class Tar(Writer):
             self._file = None
             self._shard += 1
 
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
+    def finish(self, names: Sequence[bytes], columns: LabelColumns) -> None:
         self._end()
         text = "".join(f"{name}\n" for name in columns.classes)
         (self.store / "classes.txt").write_bytes(os.fsencode(text))
@@ -173,7 +173,7 @@ class Arrow(Writer):
         columns = {"image": images, "label": [sample.label for sample in batch]}
         self._stream.write_batch(pyarrow.record_batch(columns, self._schema))
 
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
+    def finish(self, names: Sequence[bytes], columns: LabelColumns) -> None:
         self._stream.close()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -209,7 +209,7 @@ class Folder(Writer):
             with create(path) as file:
                 file.write(sample.content)
 
-    def finish(self, names: Sequence[bytes], columns: Any) -> None:
+    def finish(self, names: Sequence[bytes], columns: LabelColumns) -> None:
         os.sync()
 
 
@@ -230,7 +230,7 @@ NAMES = {
 """--format -> what it asks of names and classes."""
 
 
-def require(form: str, names: Sequence[bytes], columns: Any) -> None:
+def require(form: str, names: Sequence[bytes], columns: LabelColumns) -> None:
     """Raise UserError for a name or a class that a store of this form cannot hold."""
     for name in _refused(form, names, columns):
         raise UserError(
@@ -239,7 +239,9 @@ def require(form: str, names: Sequence[bytes], columns: Any) -> None:
         )
 
 
-def _refused(form: str, names: Sequence[bytes], columns: Any) -> Iterator[bytes]:
+def _refused(
+    form: str, names: Sequence[bytes], columns: LabelColumns
+) -> Iterator[bytes]:
     if form == "tar":
         for folder in map(os.fsencode, columns.classes):
             if folder != folder.strip() or len(folder.splitlines()) != 1:

@@ -229,7 +229,7 @@ def build(
     module = start.network(
         settings.registry,
         settings.arch,
-        (plan.batch_size, *plan.sample_shape),
+        (plan.batches.rows, *plan.batches.sample_shape),
         heads,
         console,
         world.file,
@@ -263,7 +263,7 @@ def training_feed(settings: Resolved, data: Split) -> Feed:
 
 
 def _placed(module: nn.Module, plan: Plan, device: torch.device) -> nn.Module:
-    layout = memory.CHANNELS_LAST[1 + len(plan.sample_shape)]
+    layout = memory.CHANNELS_LAST[1 + len(plan.batches.sample_shape)]
     return module.to(device).to(memory_format=layout)
 
 
@@ -278,7 +278,7 @@ def _taught(
             settings.kind,
             settings.native,
             classes,
-            (plan.batch_size, *plan.sample_shape),
+            (plan.batches.rows, *plan.batches.sample_shape),
             settings.config.augmentation.image_size_start,
         )
     teacher = _placed(teacher, plan, world.device)

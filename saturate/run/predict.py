@@ -130,7 +130,7 @@ def answered(
     total = plan.samples * plan.views
     with (
         stop.listening(),
-        memory.validating(plan.batch_size),
+        memory.validating(plan.batches.rows),
         open_loader(settings.loaders[0], assembly.val_feed) as loader,
         console.epoch(title="predicting", total=total, item=item) as bar,
     ):

@@ -157,7 +157,7 @@ def train(
         stack.enter_context(world.own_stream())
         assembly = build.build(settings, splits, world, console, resume=resume)
         # cuDNN's search begins anew with each shape
-        torch.backends.cudnn.benchmark = assembly.plan.resident == 1
+        torch.backends.cudnn.benchmark = not assembly.plan.batches.varies
         step = step_of(assembly, world)
         # before Reporter cuts the run's files
         set_later_aside(output, resume, world)
@@ -167,7 +167,7 @@ def train(
         TIMELINE.mark("network")
         # Free the CUDA graphs first: destroy_process_group hangs while one holds an NCCL operation.
         stack.callback(step.forget)
-        explained = partial(memory.explained, assembly.plan.batch_size)
+        explained = partial(memory.explained, assembly.plan.batches.rows)
         with explained():
             chosen = choose(assembly, step, resume, console, stack)
         TIMELINE.mark("loader")

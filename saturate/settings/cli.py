@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -58,7 +58,7 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _on_this_machine(cls, value: Any, info: ValidationInfo) -> Any:
+    def _on_this_machine(cls, value: object, info: ValidationInfo) -> object:
         field = cls.model_fields[str(info.field_name)]
         if _is_none(value, field):
             return None
@@ -69,14 +69,14 @@ class Settings(BaseModel):
         return value
 
 
-def _is_none(value: Any, field: FieldInfo) -> bool:
+def _is_none(value: object, field: FieldInfo) -> bool:
     """Whether a value is the word `none`, of a setting that may be without one."""
     word = value[0] if isinstance(value, list) and len(value) == 1 else value
     optional = NoneType in _kinds(field.annotation)
     return optional and isinstance(word, str) and word.casefold() == "none"
 
 
-def _text(place: Any) -> Any:
+def _text(place: object) -> object:
     return taken(str(place)) if isinstance(place, str | Path) else place
 
 
@@ -194,7 +194,10 @@ class _Help(argparse.HelpFormatter):
 
 
 def _add(
-    section: Any, name: str, info: FieldInfo, tables: Mapping[str, Iterable[str]]
+    section: argparse._ArgumentGroup,
+    name: str,
+    info: FieldInfo,
+    tables: Mapping[str, Iterable[str]],
 ) -> None:
     """Add a setting to a section of the parser."""
     text = info.description or ""
@@ -228,7 +231,7 @@ def _members(info: FieldInfo) -> int:
     return sum(len(members) for members in tuples if Ellipsis not in members)
 
 
-def _kinds(annotation: Any) -> list[Any]:
+def _kinds(annotation: object) -> list[Any]:
     """Return the types that a value may have, without what is annotated to them."""
     if get_origin(annotation) is Annotated:
         return _kinds(get_args(annotation)[0])
@@ -281,7 +284,7 @@ def wrong(kind: str, message: str, got: str) -> str:
     return f" got {got}: {message[0].lower()}{message[1:]}"
 
 
-def nearest(name: str, known: Any, *, prefix: str = "") -> str:
+def nearest(name: str, known: Collection[str], *, prefix: str = "") -> str:
     """Return ' (did you mean a or b?)', each name behind the prefix, or '' when no name is near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.55)
     names = " or ".join(prefix + one for one in close)
@@ -289,7 +292,12 @@ def nearest(name: str, known: Any, *, prefix: str = "") -> str:
 
 
 def one_of(
-    flag: str, name: str, known: Any, *, auto: str | None = None, lister: str = ""
+    flag: str,
+    name: str,
+    known: Collection[str],
+    *,
+    auto: str | None = None,
+    lister: str = "",
 ) -> str:
     """Return `name` when `known` has it, and `auto` for 'auto'. Raises UserError with the nearest names.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat
 
@@ -10,7 +10,7 @@ from saturate.settings.cli import Settings
 from saturate.settings.types import Facts, Side, setting
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """Return the number that a word of a command line is: a Literal takes no text for it."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 

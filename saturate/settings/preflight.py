@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from saturate.settings.help import HELP
@@ -66,7 +67,10 @@ def imported() -> None:
 
 
 def _missing(
-    program: str, kind: type[BaseException], error: BaseException, trace: Any
+    program: str,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
 ) -> None:
     """Say in a line that the Python which runs has not the packages, with exit code 2; other errors as ever."""
     if not isinstance(error, ModuleNotFoundError):

@@ -43,7 +43,7 @@ def parsed(text: str) -> Any:
         raise ValueError(f"a value is none of its type ({error!r})") from None
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as messages show it, cut to a line.
 
     YAML's aliases make a nest of a few bytes that has gigabytes when it is written out.

@@ -61,6 +61,6 @@ class Facts:
     """It is part of how a network is trained; False: of what one run reads, writes or measures."""
 
 
-def setting(default: Any, **facts: Any) -> Any:
+def setting(default: object, **facts: Any) -> Any:
     """Return a Field with this default and the facts that differ from its group's."""
     return Field(default, json_schema_extra=facts)

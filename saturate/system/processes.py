@@ -130,7 +130,7 @@ class _WatchedConnection(Connection):
 
     nobody_writes: Callable[[], bool]
 
-    def _recv(self, size: int, read: Any = None) -> Any:
+    def _recv(self, size: int, read: object = None) -> Any:
         return super()._recv(size, self._read)  # type: ignore[misc]
 
     def _read(self, handle: int, size: int) -> bytes:
@@ -414,6 +414,6 @@ def _start(work: Callable[[Any], Any], stop: Stop, parent: int) -> None:
     begin(stop, parent)
 
 
-def _do(item: Any) -> Any:
+def _do(item: object) -> Any:
     assert _work is not None
     return _work(item)

@@ -78,7 +78,7 @@ def damaged(path: Path) -> str | None:
         return "its archive"
 
 
-def is_ours(content: Any) -> bool:
+def is_ours(content: object) -> bool:
     """Whether this program, in whatever version, has written it as a checkpoint."""
     return isinstance(content, Mapping) and {"format", *IDENTITY} <= content.keys()
 
@@ -105,10 +105,10 @@ def _reason(error: Exception) -> str:
 class Inert:
     """Stands for an object of a class that was not imported: it takes everything and does nothing."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from threading import Thread
-from typing import Any
+from types import ModuleType
 
 
-def kernels(module: str, build: Callable[[Any], object], otherwise: str) -> Any:
+def kernels(
+    module: str, build: Callable[[ModuleType], object], otherwise: str
+) -> ModuleType | None:
     """Return the imported module once `build(module)` has run its kernels on small tensors.
 
     Returns None, with a warning that ends in `otherwise`, where that fails: without Triton, a C compiler or

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from saturate.contracts import Array
+from saturate.dataset.coco.columns import Instances
 
 KINDS = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
 """What is scored -> COCO's name of it."""
@@ -116,7 +117,7 @@ class Scores:
 
 
 def score(
-    columns: Any, entries: list[dict[str, Any]], *, kind: str, evaluator: str
+    columns: Instances, entries: list[dict[str, Any]], *, kind: str, evaluator: str
 ) -> Scores:
     """Return the scores of a results file's entries, of one kind, against all images of `columns`.
 
@@ -152,7 +153,7 @@ def score(
     )
 
 
-def ground_truth(columns: Any, kind: str) -> dict[str, Any]:
+def ground_truth(columns: Instances, kind: str) -> dict[str, Any]:
     """Return COCO's annotation file of dataset/coco/columns.py; `kind` says what an annotation must have.
 
     Annotations are numbered from 1: to pycocotools the id 0 means that nothing has matched.
@@ -198,7 +199,7 @@ def _entries(columns: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
-def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
+def _segmentation(columns: Instances, place: int, size: list[int]) -> Any:
     """Return polygons, or uncompressed run lengths; where there are neither, a polygon without an inside."""
     runs = columns.rle[columns.rle_offsets[place] : columns.rle_offsets[place + 1]]
     if len(runs):
@@ -209,7 +210,7 @@ def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
     return polygons or [[0.0] * 6]
 
 
-def names(columns: Any) -> dict[int, str]:
+def names(columns: Instances) -> dict[int, str]:
     """Return category id -> its name."""
     return {
         int(category): columns.classes[number]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from saturate.contracts import Array, Batch, Pending, Rows, Source, World
+from saturate.dataset.coco.columns import Instances
 from saturate.plan import geometry
 from saturate.system.processes import Beside
 from saturate.tasks import _coco, _masks, _results
@@ -42,7 +43,7 @@ class CocoAP:
 
     def __init__(
         self,
-        columns: Any,
+        columns: Instances,
         *,
         source: Source | None = None,
         masks: bool = False,

@@ -77,7 +77,7 @@ def write_detections(
     found: Mapping[str, Any],
     asked: Asked,
     *,
-    split: Split,
+    split: Split[Instances],
     kinds: Sequence[str],
 ) -> list[Path]:
     """Write detections*.json in COCO's results format, pictures, and images.json: the file of each id."""
@@ -107,7 +107,7 @@ def write_detections(
     return [*files, listed, *([folder / "drawn"] if drawn else [])]
 
 
-def _draw(folder: Path, source: Source, columns: Any, found: Detections) -> int:
+def _draw(folder: Path, source: Source, columns: Instances, found: Detections) -> int:
     """Draw at most DRAWN images into the folder, each named by its image's id; return how many."""
     from saturate.tasks import (
         _plots,  # with matplotlib, which other tasks start without

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import colorsys
 import logging
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from PIL import Image
 from torchvision.utils import draw_bounding_boxes
 
 from saturate.contracts import Array, Source
+from saturate.dataset.coco.columns import Instances
 from saturate.loaders.images.decoders import shown_rgb
-from saturate.plan.epoch import exif_of
 from saturate.system import fonts
 from saturate.tasks._coco import PREFIXES, Detections, Scores, names
 
@@ -37,7 +36,7 @@ Marked = list[tuple[Array, int, str]]
 
 
 def predictions(
-    columns: Any, source: Source | None, found: Detections, samples: list[int]
+    columns: Instances, source: Source | None, found: Detections, samples: list[int]
 ) -> Array | None:
     """Draw, uint8 [n, SIDE, 2 SIDE, 3], of each sample ground truth, and to its right detections.
 
@@ -69,7 +68,7 @@ def predictions(
 
 
 def detected(
-    columns: Any, source: Source, found: Detections, sample: int
+    columns: Instances, source: Source, found: Detections, sample: int
 ) -> Image.Image | None:
     """Draw a sample at its own size with what was found in it; None where it cannot be read."""
     picture = _picture(columns, source, sample)
@@ -78,13 +77,13 @@ def detected(
     return _drawn(picture, _likely(columns, found, sample), 1.0)
 
 
-def _named(columns: Any) -> dict[int, str]:
+def _named(columns: Instances) -> dict[int, str]:
     """Return category id -> its name, as it is drawn."""
     return {at: fonts.legible(name, at) for at, name in names(columns).items()}
 
 
-def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
-    turns = exif_of(columns)
+def _picture(columns: Instances, source: Source, sample: int) -> Image.Image | None:
+    turns = columns.exif
     try:
         turn = 0 if turns is None else int(turns[sample])
         return shown_rgb(source.read(sample), turn)
@@ -92,7 +91,7 @@ def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
         return None
 
 
-def _likely(columns: Any, found: Detections, sample: int) -> Marked:
+def _likely(columns: Instances, found: Detections, sample: int) -> Marked:
     """Return the likely detections of a sample, the likeliest last."""
     named = _named(columns)
     own = np.flatnonzero(found.image_ids == columns.image_id[sample])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from saturate.tasks._coco import Detections
@@ -14,9 +15,9 @@ Entries = list[dict[str, Any]]
 
 def entries(detections: Detections, kind: str) -> Entries:
     """Return one kind's entries of a results file, as COCO's server takes them."""
-    shapes: Any
+    shapes: Sequence[object]
     if kind == "masks":
-        shapes = detections.masks
+        shapes = detections.masks or []
     elif kind == "keypoints":
         assert detections.keypoints is not None
         points = detections.keypoints

@@ -33,7 +33,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 """What begins a formula in spreadsheets, which may run programs. The last four are =+-@ in full width."""
 
 
-def inert(cell: Any) -> Any:
+def inert(cell: object) -> object:
     """Return a cell of a CSV; a text that is a formula gets a ' before it, by which spreadsheets show it.
 
     https://owasp.org/www-community/attacks/CSV_Injection. Names of files and classes may be a stranger's.
@@ -55,7 +55,7 @@ def _csv(rows: Rows) -> bytes:
     return utf8(text.getvalue()).encode()
 
 
-def _text(cell: Any) -> Any:
+def _text(cell: object) -> object:
     return utf8(cell) if isinstance(cell, str) else cell
 
 

@@ -57,7 +57,7 @@ class Batching:
     def pair(
         self,
         of: Callable[..., P],
-        splits: Mapping[str, Split],
+        splits: Mapping[str, Split[Any]],
         training: Any,
         validation: Any,
         **more: Any,

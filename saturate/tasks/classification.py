@@ -16,6 +16,7 @@ from saturate.contracts import (
     Array,
     Batch,
     Figure,
+    LabelColumns,
     Metric,
     Plan,
     Rows,
@@ -26,7 +27,6 @@ from saturate.contracts import (
 )
 from saturate.models import Native, Registry
 from saturate.models import classification as architectures
-from saturate.plan.epoch import exif_of
 from saturate.plan.images import ImagePlan
 from saturate.plan.mixing import UNMIXED, Mixing
 from saturate.plan.targets import IGNORE, label_targets
@@ -135,7 +135,7 @@ class Classification:
             logits, wanted, batch.valid, self.label_smoothing, self.threshold
         )
 
-    def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+    def parts(self, outputs: object) -> dict[str, torch.Tensor]:
         return {}
 
     def metric(self, device: torch.device) -> Metric:
@@ -225,7 +225,9 @@ class TopK:
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
         self._collected = Collected(binary=binary)
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(
+        self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch
+    ) -> None:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         self._classes = logits.shape[1]
         self._collected.add(batch.ids, logits, batch.targets["labels"], batch.valid)
@@ -286,7 +288,9 @@ class MeanPrecision:
         # ids on the host; on the device logits and wanted [B, C], labels and valid [B]
         self._parts: list[tuple[Any, ...]] = []
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(
+        self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch
+    ) -> None:
         logits = (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float()
         targets = batch.targets
         self._parts.append(
@@ -408,7 +412,7 @@ class ClassificationKind(TaskKind):
             return MultiLabelKind(**vars(self))
         return self
 
-    def splits(self, opening: Opening) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split[Any]]:
         return opening.splits(self.content)
 
     def plans(
@@ -417,7 +421,8 @@ class ClassificationKind(TaskKind):
         policies = image_policies(self.augmentation, native)
         return batching.pair(ImagePlan, splits, *policies)
 
-    def used(self, plan: Any) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
+        assert isinstance(plan, ImagePlan)
         policy = plan.policy
         return {
             "image_size": policy.image_size,
@@ -446,12 +451,12 @@ class ClassificationKind(TaskKind):
             mixing=mixing(self.augmentation),
             weights=balancing(loss, self.augmentation, columns),
         )
-        classes, turns = val.columns.classes, exif_of(val.columns)
+        classes, turns = val.columns.classes, val.columns.exif
         val_set = ValidationFiles(classes=classes, source=val.source, turns=turns)
         return train, self.task_of(val.columns)(binary=binary, val_set=val_set)
 
     def predicting(
-        self, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does: a validation whose labels mean nothing, without files of its own."""
         no_labels = np.zeros(len(found.columns.classes), np.int64)
@@ -468,8 +473,8 @@ class MultiLabelKind(ClassificationKind):
     # the answers have the same form
     predicting = ClassificationKind.predicting
 
-    def task_of(self, columns: Any) -> Callable[..., Classification]:
-        several = getattr(columns, "several", None)
+    def task_of(self, columns: LabelColumns) -> Callable[..., Classification]:
+        several = columns.several
         if several is None:  # of files without labels
             several = np.zeros((len(columns.classes),) * 2, bool)
         return partial(MultiLabel, columns.label, classes_of_set=several)

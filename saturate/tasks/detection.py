@@ -19,12 +19,14 @@ from saturate.contracts import (
     Batch,
     Figure,
     Metric,
+    Plan,
     Rows,
     Source,
     Split,
     Task,
     UserError,
 )
+from saturate.dataset.coco.columns import Instances
 from saturate.dataset.open import Console, Content
 from saturate.models import Native, Registry
 from saturate.models import detection as architectures
@@ -78,9 +80,9 @@ LOOKED_AT = 50
 
 @dataclass(frozen=True)
 class Detection:
-    """contracts.Task of detectors. `columns`: dataset.coco.columns.Instances."""
+    """contracts.Task of detectors."""
 
-    columns: Any
+    columns: Instances
     _: KW_ONLY
     masks: bool = False
     keypoints: bool = False
@@ -210,7 +212,7 @@ class DetectionKind(TaskKind):
     ) -> nn.Module:
         return architectures.adopted(module, arch, shape)
 
-    def splits(self, opening: Opening) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split[Any]]:
         """Open both. Raises UserError.
 
         An architecture that learns masks trains on no box without one. That holds in this process alone:
@@ -237,7 +239,8 @@ class DetectionKind(TaskKind):
         keep_empty = self.detection.keep_empty
         return batching.pair(DetectionPlan, splits, *policies, keep_empty=keep_empty)
 
-    def used(self, plan: DetectionPlan) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
+        assert isinstance(plan, DetectionPlan)
         return {"image_size": plan.policy.size, "longer_side": plan.policy.longer}
 
     def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
@@ -260,7 +263,7 @@ class DetectionKind(TaskKind):
         )
 
     def predicting(
-        self, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return the validation of images in which nothing is marked."""
         parts = self._parts
@@ -278,13 +281,15 @@ class DetectionKind(TaskKind):
             "keypoints": len(columns.keypoint_mirror),
         }
 
-    def facts(self, plan: DetectionPlan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> dict[str, Any]:
         """Return the boxes to learn of an image, a mean, and the share of pixels that is padding."""
+        assert isinstance(plan, DetectionPlan)
         rows = plan.rows(0, 0)[:LOOKED_AT]
-        task = Detection(plan.columns, centred=plan.policy.centred)
-        boxes = sum(len(task.targets(one)["boxes"]) for one in rows)
+        drawn = partial(packed, plan.columns, masks=False, keypoints=False)
+        centred = plan.policy.centred
+        boxes = sum(len(drawn(one, centred=centred)["boxes"]) for one in rows)
         return {
-            "instances_per_image": boxes / max(len(rows) * plan.batch_size, 1),
+            "instances_per_image": boxes / max(len(rows) * plan.batches.rows, 1),
             "padding": padding(rows),
         }
 
@@ -303,7 +308,7 @@ class KeypointsKind(DetectionKind):
     unpredicted = "keypoints: a checkpoint does not say how many there are"
 
 
-def _with_masks(columns: Any, arch: str, console: Console) -> Any:
+def _with_masks(columns: Instances, arch: str, console: Console) -> Instances:
     """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside

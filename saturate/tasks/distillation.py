@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,12 +28,14 @@ class Distilled:
         self, task: Task, teacher: nn.Module, share: float, temperature: float
     ) -> None:
         self._task = task
+        self.targets = task.targets
+        self.inputs = task.inputs
+        self.shown = task.shown
+        self.parts = task.parts
+        self.metric = task.metric
         self._teacher = teacher
         self._share = share
         self._temperature = temperature
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
 
     def losses(
         self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch

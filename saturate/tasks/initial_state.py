@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from saturate.contracts import Pixels, UserError, counted
+from saturate.contracts import Pixels, Plan, UserError, counted
 from saturate.dataset.model_classes import ModelClasses, plain
 from saturate.dataset.open import Console
 from saturate.dataset.val_split import Trained
@@ -287,7 +287,7 @@ class Start:
         return module
 
     def kept(
-        self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int
+        self, kind: TaskKind, plan: Plan, pixels: Pixels, *, size: int
     ) -> dict[str, Any]:
         """Return what a checkpoint keeps of the settings.
 
@@ -398,7 +398,7 @@ def _without_training(config: Config) -> Config:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "default" if value is None else str(value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from saturate.contracts import Array, Figure, Plan, Split, Task
+from saturate.contracts import Array, Columns, Figure, Plan, Split, Task
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Console, Content, open_splits
 from saturate.dataset.val_split import Trained
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = Config()
 """Settings of a TaskKind that stands for no run."""
-Splits = Mapping[str, Split]
+Splits = Mapping[str, Split[Any]]
 """{"train": ..., "val": ...}."""
 
 
@@ -48,7 +48,7 @@ class Predicting:
     """What --predict does with a task: on which columns, and what it writes of the answers."""
 
     # with the classes of the model, and no label or box that means anything
-    split: Split
+    split: Split[Any]
     task: Task  # of a validation of it; what its metric returns is what `write` gets
     write: Write
 
@@ -91,7 +91,7 @@ class Opening:
             trained=trained,
         )
 
-    def splits(self, content: Content) -> dict[str, Split]:
+    def splits(self, content: Content) -> dict[str, Split[Any]]:
         """Open {"train": ..., "val": ...}. Raises UserError."""
         how = {name: value for name, value in vars(self).items() if name != "data"}
         return open_splits(self.data, content=content, **how)
@@ -134,7 +134,7 @@ class TaskKind(ABC):
         return self
 
     @abstractmethod
-    def splits(self, opening: Opening) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split[Any]]:
         """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError."""
 
     @abstractmethod
@@ -170,20 +170,20 @@ class TaskKind(ABC):
             ) from None
         return module
 
-    def used(self, plan: Any) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
         """Return the resolved values of optional settings, JSON-serialisable; `plan` is that of validation."""
         return {}
 
-    def facts(self, plan: Any) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> dict[str, Any]:
         """Return a summary's facts about this task's data, JSON-serialisable; `plan` is that of training."""
         return {}
 
-    def bytes_read(self, columns: Any, ids: Array) -> int:
+    def bytes_read(self, columns: Columns, ids: Array) -> int:
         """Return how many bytes the files of these samples have; 0 = not known."""
         return int(columns.size[ids].sum())
 
     def predicting(
-        self, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does with the files that were `found`, for a network with these classes.
 

@@ -21,6 +21,7 @@ from saturate.contracts import (
     Batch,
     Figure,
     Metric,
+    Plan,
     Rows,
     Source,
     Split,
@@ -31,7 +32,13 @@ from saturate.contracts import (
 )
 from saturate.dataset.images.columns import shown_by
 from saturate.dataset.open import cache_folder, tell_of_copies
-from saturate.dataset.pairs.columns import Pairs, source_of, split_of, synthetic
+from saturate.dataset.pairs.columns import (
+    Pairs,
+    PairSource,
+    source_of,
+    split_of,
+    synthetic,
+)
 from saturate.dataset.pairs.layouts import HOLDS
 from saturate.dataset.pairs.scan import open_pairs
 from saturate.dataset.stores.bucket import local
@@ -111,7 +118,7 @@ class Superres:
         losses = of(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
         return torch.where(batch.valid, losses, 0.0)
 
-    def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+    def parts(self, outputs: object) -> dict[str, torch.Tensor]:
         return {}
 
     def metric(self, device: torch.device) -> Metric:
@@ -322,7 +329,7 @@ class SuperresKind(TaskKind):
     cpu_precision = "fp32"
     figures: ClassVar[tuple[Figure, ...]] = FIGURES
 
-    def splits(self, opening: Opening) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split[Any]]:
         """Open both, and say what was left out. To evaluate, validation will do, and is both."""
         own = self.superres
         console = opening.console
@@ -343,7 +350,7 @@ class SuperresKind(TaskKind):
         if opening.evaluate:
             needed = ["val"]
         cache = cache_folder(data.manifest_dir)
-        found: dict[str, Split] = {}
+        found: dict[str, Split[Pairs]] = {}
         for name in needed:
             with console.counting(name) as progress:
                 found[name], messages = open_pairs(
@@ -414,7 +421,7 @@ class SuperresKind(TaskKind):
         return train, val
 
     def predicting(
-        self, found: Split, classes: tuple[str, ...], folder: Path
+        self, found: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what enlarges each image. Raises UserError."""
         columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
@@ -433,11 +440,12 @@ class SuperresKind(TaskKind):
     def building(self, columns: Any) -> dict[str, Any]:
         return {"scale": self.superres.scale}
 
-    def facts(self, plan: PatchPlan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> dict[str, Any]:
         """Return the side of the small patches, and what an epoch is made of."""
+        assert isinstance(plan, PatchPlan)
         policy = plan.policy
         return {
-            "image_size": plan.image_size,
+            "image_size": max(plan.batches.canvas),
             "scale": policy.scale,
             "patch_size": policy.patch,
         }
@@ -463,7 +471,7 @@ class SuperresKind(TaskKind):
 
 
 def _plan(
-    columns: Any,
+    columns: Pairs,
     policy: PatchPolicy,
     *,
     batch_size: int,
@@ -475,10 +483,10 @@ def _plan(
     return PatchPlan(columns, policy, batch_size=size, training=training, **how)
 
 
-def _large(split: Split) -> Split:
+def _large(split: Split[Pairs]) -> Split[Part]:
     """Return the large images of pairs, each once."""
-    pairs = split.columns
-    source: Any = split.source
+    pairs, source = split.columns, split.source
+    assert isinstance(source, PairSource)
     return Split(
         columns=Part.of(pairs.high, pairs.images),
         source=source_of(source.source, pairs.images),

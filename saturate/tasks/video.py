@@ -10,7 +10,18 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from saturate.contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, World
+from saturate.contracts import (
+    Array,
+    Batch,
+    Columns,
+    Figure,
+    LabelColumns,
+    Metric,
+    Plan,
+    Rows,
+    Split,
+    World,
+)
 from saturate.dataset.videos.columns import Videos
 from saturate.models import Native, Registry
 from saturate.models import video as architectures
@@ -69,7 +80,7 @@ class ViewMean:
         # int64 [n, C + 3]: logits in LOSS_UNIT, views, views left out, those of them that are no numbers
         self._sums: torch.Tensor | None = None
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
         logits = outputs.double()
         if self._sums is None:
             self._sums = torch.zeros(
@@ -140,7 +151,7 @@ class VideoKind(ClassificationKind):
     cpu_precision = "fp32"
     figures: ClassVar[tuple[Figure, ...]] = FIGURES
 
-    def splits(self, opening: Opening) -> dict[str, Split]:
+    def splits(self, opening: Opening) -> dict[str, Split[Any]]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
         splits = super().splits(opening)
         clips = self.clips
@@ -150,7 +161,7 @@ class VideoKind(ClassificationKind):
             columns = split.columns
             if not isinstance(columns, Videos):
                 continue
-            least: Any = span + 1
+            least = np.array(span + 1)
             if clips.clip_fps is not None:  # a video of one frame has no rate
                 least = np.where(
                     columns.fps > 0,
@@ -171,19 +182,20 @@ class VideoKind(ClassificationKind):
         policy = clip_policy(self.augmentation, self.clips, native)
         return batching.pair(ClipPlan, splits, policy, policy)
 
-    def used(self, plan: Any) -> dict[str, Any]:
+    def used(self, plan: Plan) -> dict[str, Any]:
+        assert isinstance(plan, ClipPlan)
         return {
             "val_resize": plan.policy.resize,
             "short_side": list(plan.policy.shorter),
         }
 
-    def task_of(self, columns: Any) -> Callable[..., Classification]:
+    def task_of(self, columns: LabelColumns) -> Callable[..., Classification]:
         return partial(Video, columns.label)
 
-    def facts(self, plan: ClipPlan) -> dict[str, Any]:
-        return {"clip_frames": plan.policy.frames}
+    def facts(self, plan: Plan) -> dict[str, Any]:
+        return {"clip_frames": plan.batches.frames}
 
-    def bytes_read(self, columns: Any, ids: Array) -> int:
+    def bytes_read(self, columns: Columns, ids: Array) -> int:
         """Return 0: a clip is a part of its file, and where its decoder begins to read is the decoder's."""
         return 0
 

@@ -108,7 +108,7 @@ def resumes_at(
 
     One loader is asked again and again, and iterators of it are abandoned after none, one or several batches.
     """
-    n, batch_size = scene.samples * feed.plan.views, feed.plan.batch_size
+    n, batch_size = scene.samples * feed.plan.views, feed.plan.batches.rows
     wholes = [passed(open_, feed, epoch) for epoch in (0, 1)]
     with open_(feed) as loader:
         for epoch, whole in enumerate(wholes):

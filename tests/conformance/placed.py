@@ -151,7 +151,7 @@ def epoch_is_the_plans(
 
 def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
     """Shape, layout, dtype, ids, sizes and rows are the plan's; targets are the same on the device."""
-    shape = feed.plan.batch_size, *feed.plan.sample_shape[:-2], *rows.padded
+    shape = feed.plan.batches.rows, *feed.plan.batches.sample_shape[:-2], *rows.padded
     assert batch.images.shape == shape
     last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
     assert batch.images.is_contiguous(memory_format=last)

@@ -32,6 +32,8 @@ class Videos:
     n: int
     step: int = 512  # ticks from frame to frame
     time_base: tuple[int, int] = (1, 12800)  # so that a step is 1/25 s
+    exif = None
+    fetch = None
 
     def __post_init__(self) -> None:
         ids = np.arange(self.n)
@@ -52,14 +54,15 @@ class Videos:
         )
 
 
-def images(n: int) -> SimpleNamespace:
-    heights = np.arange(n, dtype=np.int32) % 37 + 20
-    return SimpleNamespace(height=heights, width=np.arange(n, dtype=np.int32) % 41 + 15)
+def sized(height: Array, width: Array, **more: Any) -> Any:
+    """Columns of which a plan reads the sizes, and `more`."""
+    return SimpleNamespace(height=height, width=width, exif=None, fetch=None, **more)
 
 
-def pairs(n: int, patches: int) -> SimpleNamespace:
-    """Columns of n patches of images, so many of each."""
-    return SimpleNamespace(**vars(images(n)), patches=patches)
+def images(n: int, **more: Any) -> Any:
+    """Columns of n images."""
+    numbers = np.arange(n, dtype=np.int32)
+    return sized(numbers % 37 + 20, numbers % 41 + 15, **more)
 
 
 def boxed(n: int) -> SimpleNamespace:
@@ -111,7 +114,7 @@ def _patches(patches: int = 1, **policy: Any) -> Make:
         PatchPolicy(scale=2, patch=12, turns=True, **policy),
         PatchPolicy(scale=2, **policy),
     )
-    return partial(_made, PatchPlan, partial(pairs, patches=patches), both)
+    return partial(_made, PatchPlan, partial(images, patches=patches), both)
 
 
 CENTER = ImagePolicy(window="center", image_size=16, resize=18)
@@ -209,7 +212,7 @@ def training_is_exact(
             batch_size=batch_size,
             accumulate=accumulate,
         )
-        assert (plan.batch_size, plan.global_batch_size, plan.samples) == (
+        assert (plan.batches.rows, plan.global_batch_size, plan.samples) == (
             batch_size,
             together,
             len(expected),

@@ -109,7 +109,7 @@ class WrongPlace(Plain):
     """Goes on at the beginning of a batch, wherever the run was stopped."""
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        size = self.feed.plan.batch_size
+        size = self.feed.plan.batches.rows
         yield from super().batches(epoch, first // size * size)
 
 

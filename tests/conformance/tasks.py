@@ -78,7 +78,7 @@ class Case:
         torch.manual_seed(0)
         more = self.kind.building(self.splits["train"].columns)
         return self.kind.registry.build(
-            self.arch, shape=(BATCH, *plan.sample_shape), weights=None, **more
+            self.arch, shape=(BATCH, *plan.batches.sample_shape), weights=None, **more
         )[0]
 
     def batches(self, split: str, task: Task, plan: Plan) -> list[Batch]:
@@ -214,7 +214,7 @@ def padding_has_no_target(case: Case) -> None:
     plan: Any = case.plans()[1]
     task = case.tasks()[1]
     rows = list(plan.rows(0, 0))[-1]
-    if plan.batch_size == 1:  # is padded where a rank has no image any more
+    if plan.batches.rows == 1:  # is padded where a rank has no image any more
         rows = plan.draw(0, np.array([0]), 2)
     padded = ~rows.valid
     assert padded.any() and rows.valid.any()

@@ -17,6 +17,8 @@ from saturate.loaders._read_retry import AGAIN, Reads
 class Slow:
     """A source whose every read takes a while."""
 
+    alone_while_fast = False
+
     def __init__(self, reads_at_once: int, takes_s: float) -> None:
         self.reads_at_once = reads_at_once
         self.takes_s = takes_s

@@ -84,7 +84,7 @@ def test_two_steps(name: str) -> None:
     if "weights_backbone" in heads:
         heads["weights_backbone"] = None  # which would be downloaded
     module, _ = registry.build(
-        arch, shape=(plan.batch_size, *plan.sample_shape), **heads
+        arch, shape=(plan.batches.rows, *plan.batches.sample_shape), **heads
     )
     if arch == STOOD_IN:
         pool = torch.nn.AdaptiveAvgPool3d((4, 14, 14))
@@ -99,7 +99,7 @@ def test_two_steps(name: str) -> None:
         batches = loader.batches(0, 0)
         for at in range(2):
             rate = learning_rate(1.0, settings)
-            outcome = step(batches, lr=rate, epoch=0, position=plan.batch_size * at)
+            outcome = step(batches, lr=rate, epoch=0, position=plan.batches.rows * at)
             assert torch.isfinite(outcome[0])
     moved = [
         not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)

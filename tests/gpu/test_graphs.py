@@ -210,7 +210,8 @@ def test_ssds_bit_for_bit(
     for captured in (False, True):
         torch.manual_seed(0)
         module, _ = detection.build(arch, classes=91, shape=(2, 3, 300, 300))
-        task = Detection(None, places=PLACES)
+        columns: Any = None
+        task = Detection(columns, places=PLACES)
         step = made(
             world, module, task=task, nesterov=False, clip_grad_norm=1.0, **settings
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ def columns(
     boxes: Sequence[Sequence[tuple[float, float, float, float]]],
     *,
     runs: Sequence[Array] | None = None,
-) -> SimpleNamespace:
+) -> Any:
     """Make the columns of images of `sizes`, height and width, with boxes x y width height each.
 
     Polygons are the boxes' outlines, or none with `runs`.
@@ -30,6 +31,8 @@ def columns(
     outlined = 0 if runs is not None else 1
     lengths = [len(run) for run in runs] if runs is not None else [0] * m
     return SimpleNamespace(
+        exif=None,
+        fetch=None,
         height=np.array([height for height, _ in sizes], np.int32),
         width=np.array([width for _, width in sizes], np.int32),
         image_id=100 + 3 * np.arange(len(sizes)),

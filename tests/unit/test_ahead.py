@@ -6,7 +6,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ class Counting:
         self.made, self.closed = 0, threading.Event()
         self._changed = threading.Condition()
 
-    def __call__(self) -> Iterator[int]:
+    def __call__(self) -> Generator[int]:
         try:
             for item in itertools.count():
                 with self._changed:
@@ -68,10 +68,10 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
     """Another thread gets it; its handler runs in the main thread all the same."""
     asked, heard, was_heard = threading.Event(), threading.Event(), []
 
-    def source() -> Iterator[int]:
+    def source() -> Generator[int]:
         asked.set()
         was_heard.append(heard.wait(60))  # the consumer waits meanwhile
-        return iter(())
+        yield from ()
 
     # raises nothing: Python may run it in a callback of the garbage collector, where that is lost
     def handler(*_: object) -> None:

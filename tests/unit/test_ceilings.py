@@ -166,8 +166,7 @@ def test_resident_batches_stand_for_all_sizes() -> None:
         # the last rank's has other sizes
         rows = [SimpleNamespace(padded=(int(side), 10)) for side in sides[world.rank :]]
         plan: Any = SimpleNamespace(
-            resident=8,
-            batch_size=4,
+            batches=SimpleNamespace(rows=4),
             samples=8 * len(sides),
             global_batch_size=8,
             rows=lambda epoch, first: rows,

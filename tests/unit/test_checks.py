@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from saturate.contracts import FaultyPlan
 from saturate.plan.clips import ClipPlan
 from saturate.plan.images import ImagePlan, ImagePolicy
-from tests.conformance.plans import Videos, clip_policy
+from tests.conformance.plans import Videos, clip_policy, sized
 
 Change = Callable[[dict[str, Any]], Any]
 COUNT, BATCH = 30, 6
@@ -25,7 +24,7 @@ class Faulty(ImagePlan):
     """A plan whose author has made a mistake in `frame`."""
 
     change: Change
-    together: int = 1
+    batches_per_draw: int = 1
 
     def frame(self, epoch: int, ids: Any, views: Any) -> dict[str, Any]:
         framed = ImagePlan.frame(self, epoch, ids, views)
@@ -35,7 +34,7 @@ class Faulty(ImagePlan):
 
 def faulty(change: Change) -> Faulty:
     return Faulty(
-        SimpleNamespace(height=np.arange(COUNT) + 40, width=np.arange(COUNT) + 50),
+        sized(np.arange(COUNT) + 40, np.arange(COUNT) + 50),
         ImagePolicy(window="random-resized", image_size=16, flip=0.5),
         seed=0,
         batch_size=BATCH,
@@ -102,18 +101,16 @@ def test_frames_of_clips(frame: int) -> None:
             framed["frames"][2, 1] = frame
             return framed
 
-    plan = FaultyClips(
-        columns=Videos(BATCH), policy=clip_policy(), seed=3, batch_size=BATCH
-    )
+    videos: Any = Videos(BATCH)
+    plan = FaultyClips(columns=videos, policy=clip_policy(), seed=3, batch_size=BATCH)
     with pytest.raises(FaultyPlan, match=r"^FaultyClips draws frames "):
         plan.rows(0, 0)[0]
 
 
 def test_views_of_a_video_may_meet_in_a_batch() -> None:
     policy = clip_policy(clips=2, crops=3)
-    plan = ClipPlan(
-        columns=Videos(3), policy=policy, seed=3, batch_size=6, training=False
-    )
+    videos: Any = Videos(3)
+    plan = ClipPlan(columns=videos, policy=policy, seed=3, batch_size=6, training=False)
     assert [set(rows.ids.tolist()) for rows in plan.rows(0, 0)] == [{0}, {1}, {2}]
     with pytest.raises(FaultyPlan, match="each 6 times at most"):
         plan.draw(0, np.array([0, 1, 2, 3, 4, 5, 5]), 7)

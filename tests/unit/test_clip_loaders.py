@@ -16,7 +16,7 @@ import torch
 
 from saturate.contracts import Batch, Feed, Pixels, Rows
 from saturate.dataset.stores.folder import Folder
-from saturate.dataset.videos.columns import RECORD
+from saturate.dataset.videos.columns import RECORD, Videos
 from saturate.loaders import of_medium, open_loader
 from saturate.loaders.videos._worker import LOST, REFUSED, Decoding, passed
 from saturate.loaders.videos.exact import exact, sort_of
@@ -31,6 +31,8 @@ T, SIZE, BATCH = 5, 64, 4
 
 class Clips(ClipPlan):
     """A clip of every video, then another one of each, shown whole, `crops` times; epochs differ in their frames."""
+
+    columns: Videos
 
     def ordered(self, epoch: int) -> np.ndarray:
         items = ClipPlan.ordered(self, epoch).reshape(len(self.columns), 2, -1)

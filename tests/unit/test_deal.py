@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from saturate.contracts import Rows, UserError
+from saturate.loaders._workers import Work
 from saturate.loaders.videos._pool import Pool
 from saturate.loaders.videos._scheduler import Deal, Pace, Unit
 from saturate.loaders.videos.exact import exact
@@ -114,7 +115,7 @@ def rows_of(sample: int) -> Rows:
     )
 
 
-class Wait:
+class Wait(Work):
     """Work: sleeps as many ms as the id says, then writes the id into its slot."""
 
     def __call__(self, rows: Rows, slot: np.ndarray) -> int:

@@ -43,7 +43,7 @@ def test_the_largest_shape_holds_every_batch() -> None:
         (landscapes, FLIP, (800, 1280)),
     ):
         here = DetectionPlan(source, policy, seed=1, batch_size=1)
-        assert here.sample_shape == (3, *shape) and here.image_size == max(shape)
+        assert here.batches.canvas == shape
 
 
 def test_policies_read_their_settings() -> None:

@@ -13,21 +13,21 @@ TOY_LOADER = '''
 """`toy`: Pillow decodes each row in the loader's own thread."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
 from PIL import Image
 
-from saturate.contracts import Feed, Rows
+from saturate.contracts import Columns, Feed, Rows
 from saturate.loaders._staging import Staged, Staging
 from saturate.plan.geometry import upright
 
 
-class Toy(Staging):
+class Toy(Staging[Columns]):
     in_flight = 2
 
-    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+    def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         for its in rows:
             drawn = upright(its)
             pixels = np.zeros((len(drawn), *drawn.padded, 3), np.uint8)
@@ -42,7 +42,7 @@ class Toy(Staging):
             yield self._stager.stage(torch.from_numpy(pixels), its, its.valid)
 
 
-def open(feed: Feed) -> Toy:
+def open(feed: Feed[Columns]) -> Toy:
     return Toy(feed)
 '''
 TOY_SPEC = 'LoaderSpec(name="toy", media=("images",), module="loaders.images.toy", preference=9),'

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from saturate.contracts import UserError
-from saturate.loaders._workers import Workers
+from saturate.loaders._workers import Work, Workers
 from saturate.loaders.videos._pool import Pool
 from saturate.system import processes
 from tests.unit.test_deal import rows_of, serve
@@ -27,12 +27,12 @@ from tests.unit.test_deal import rows_of, serve
 ROOT = Path(__file__).parents[2]
 
 
-class Collect:
+class Collect(Work):
     def __call__(self, rows: Any = None, slot: Any = None) -> int:
         return gc.collect()
 
 
-class DieInAMessage:
+class DieInAMessage(Work):
     """Work with a large result, whose process is killed when half of it is written."""
 
     def __call__(self, rows: Any = None, slot: Any = None) -> bytes:

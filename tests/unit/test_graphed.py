@@ -58,7 +58,8 @@ def test_one_rank_that_cannot_capture_keeps_all_eager(
         captures.append(ranks[id(step)])
         if fails == "capture" and ranks[id(step)] == 1:
             return WHY
-        step.graphs = SimpleNamespace()
+        graphs: Any = SimpleNamespace()
+        step.graphs = graphs
         return ""
 
     monkeypatch.setattr(graphed, "_warm_up", warmed)

@@ -494,7 +494,8 @@ def test_waiting_for_figures_is_a_pause_for_the_validation(tmp_path: Path) -> No
         yield
         under_way.remove(what)
 
-    toy.training.meter.pause_for = pause_for
+    meter: Any = toy.training.meter
+    meter.pause_for = pause_for
     toy.report.validated.side_effect = lambda *_, **__: settled.extend(under_way)
     assert toy.training.fit()
     assert settled == ["validation"]

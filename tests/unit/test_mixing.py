@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from saturate.plan.draws import bits
 from saturate.plan.images import ImagePlan, ImagePolicy
 from saturate.plan.mixing import MOST_ALPHA, Mixing, beta
 from saturate.tasks.classification import Classification
+from tests.conformance.plans import sized
 from tests.unit.test_classification import rows
 
 SIDE = 16
@@ -116,7 +116,7 @@ def plan(**numbers: Any) -> ImagePlan:
     sizes = np.full(64, 20)
     policy = ImagePolicy(window="random-resized", image_size=SIDE, augment=Augment())
     given: dict[str, Any] = {"seed": 2, "batch_size": 4, **numbers}
-    return ImagePlan(SimpleNamespace(height=sizes, width=sizes), policy, **given)
+    return ImagePlan(sized(sizes, sizes), policy, **given)
 
 
 def test_a_key_is_of_seed_epoch_place_and_rank() -> None:

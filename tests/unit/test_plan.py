@@ -142,7 +142,7 @@ def test_sizes_of_images_that_grow(
     assert growing.first_epochs == begins
     for epoch, size in sizes.items():
         assert (growing.rows(epoch, 0)[0].sizes == size).all()
-    assert growing.sample_shape == (3, full, full)
+    assert growing.batches.canvas == (full, full)
 
 
 def test_classes_come_alike_on_any_number_of_ranks() -> None:

@@ -17,6 +17,9 @@ POLICY = ImagePolicy(window="center", image_size=8, resize=9)
 
 
 class Columns:
+    exif = None
+    fetch = None
+
     def __init__(self, count: int) -> None:
         self.height = self.width = np.full(count, 10)
 

@@ -19,7 +19,6 @@ from PIL import Image
 from saturate.contracts import Array
 from saturate.dataset.unlabelled import open_unlabelled
 from saturate.loaders.images.decoders import shown_rgb
-from saturate.plan.epoch import exif_of
 from saturate.settings.config import build
 from scripts import serve_example
 
@@ -96,7 +95,7 @@ def test_pixels_are_those_of_predict(exif: str, tmp_path: Path) -> None:
     pictures(tmp_path / "new")
     data = build({"manifest_dir": tmp_path / "cache", "exif": exif}).data
     found = open_unlabelled(tmp_path / "new", data, content="images")
-    turns = exif_of(found.split.columns)
+    turns = found.split.columns.exif
     read = {}
     for name, sample in zip(found.names, found.samples.tolist(), strict=True):
         wanted: Array | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from saturate.loaders import open_loader
 from saturate.plan import order
 from saturate.plan.images import ImagePlan, ImagePolicy
 from tests.conformance import pictures, scenes
+from tests.conformance.plans import sized
 from tests.conformance.scenes import Scene
 
 SIDE = 24
@@ -66,9 +66,7 @@ def trained_on(
     count, batch_size, accumulate, ranks = case
     fitted, keeps_tail = order.fitted(count, batch_size, accumulate * ranks)
     manifest = scene.manifest
-    columns = SimpleNamespace(
-        height=manifest.height[:count], width=manifest.width[:count]
-    )
+    columns = sized(manifest.height[:count], manifest.width[:count])
     made = ImagePlan(
         columns,
         ImagePolicy(window="stretch", image_size=SIDE),

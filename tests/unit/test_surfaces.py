@@ -72,10 +72,9 @@ def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
     found = []
     for region, window, size in windows(picture):
         fit = Fit(picture, region, window, size)
-        one, other = (
-            fit.by_kernel(surfaces, _surfaces._kernel(device)),
-            fit.by_host(surfaces),
-        )
+        kernel = _surfaces._kernel(device)
+        assert kernel is not None
+        one, other = fit.by_kernel(surfaces, kernel), fit.by_host(surfaces)
         assert one.shape == other.shape and one.dtype == other.dtype
         found.append((one.int() - other.int()).abs().float().flatten())
     every = torch.cat(found)

@@ -13,7 +13,7 @@ import pytest
 
 from saturate.contracts import Rows, UserError
 from saturate.loaders._read_retry import mark
-from saturate.loaders._workers import Workers
+from saturate.loaders._workers import Work, Workers
 from saturate.loaders.videos._pool import Pool
 from tests.unit.test_deal import serve
 from tests.unit.test_workers import rows_of
@@ -22,7 +22,7 @@ DEADLY, STOPPED = 3, 1
 BATCH = 8
 
 
-class Fatal:
+class Fatal(Work):
     """Work that begins with each sample in turn, and ends or stops in that of its kind."""
 
     def __init__(self, sample: int, marks: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saturate.contracts import Rows, UserError
-from saturate.loaders._workers import Shared, Workers
+from saturate.loaders._workers import Shared, Work, Workers
 from saturate.system.resources import memory_bytes
 
 
@@ -40,7 +40,7 @@ def rows_of(
     )
 
 
-class Numbers:
+class Numbers(Work):
     """saturate.loaders._workers.Work: every byte of a row is its id; tells the canvas that it saw."""
 
     def __call__(self, rows: Rows, slot: np.ndarray) -> tuple[int, int]:
