@@ -68,12 +68,17 @@ def losses(run: Path) -> str:
     return " ".join(said)
 
 
+def run_folder(folder: Path) -> Path:
+    """Return where this process has its runs: others may use the same sets."""
+    return folder / f"run-{os.getpid()}"
+
+
 def words_of(part: str, table: dict[str, Any], folder: Path) -> list[str]:
     """Return the words behind `python` of one run of a case."""
     ranks, _, part = part.strip().rpartition(" ranks ")
     base, _, flags = part.partition(" ")
     line = f"train.py {table['all']} {table['bases'][base]} {flags}"
-    words = line.format(sets=folder, run=folder / "run").split()
+    words = line.format(sets=folder, run=run_folder(folder)).split()
     if not ranks:
         return words
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node"
@@ -82,7 +87,8 @@ def words_of(part: str, table: dict[str, Any], folder: Path) -> list[str]:
 
 def measured(case: str, table: dict[str, Any], folder: Path) -> str:
     """Run a case; return what it has computed, or how it failed."""
-    shutil.rmtree(folder / "run", ignore_errors=True)
+    run = run_folder(folder)
+    shutil.rmtree(run, ignore_errors=True)
     for part in case.split(";"):
         words = words_of(part, table, folder)
         ended = subprocess.run(
@@ -100,7 +106,7 @@ def measured(case: str, table: dict[str, Any], folder: Path) -> str:
         if ended.returncode:
             last = (ended.stderr.strip().splitlines() or ["no line"])[-1]
             return f"exit {ended.returncode}: {last}"
-    newest = max((folder / "run").rglob("metrics.jsonl"), key=os.path.getmtime)
+    newest = max(run.rglob("metrics.jsonl"), key=os.path.getmtime)
     return losses(newest.parent)
 
 

@@ -20,7 +20,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +31,7 @@ import numpy as np
 
 from saturate.contracts import Array, UserError
 from saturate.dataset.scan import names as names_of
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import printable
 from saturate.system import storage
 from saturate.system.user_files import open_text, read_text
@@ -136,23 +137,26 @@ class List:
                 raise self.wrong(number, f"is '{line}'; {self.grammar.expected}")
             yield number, fields
 
-    def heading(self, exists: Callable[[str], bool]) -> str:
-        """Return the first line where it is a heading, else "".
+    def heading(self, scan: Scan) -> bool:
+        """Whether the first line is a heading, which is then named as left out.
 
         Then its path is no file, its label is no other line's, and it names columns or looks unlike the rest.
         """
         rows = [fields for _, fields in self.head if len(fields) > 1]
         if not rows or len(self.head[0][1]) < 2:
-            return ""
+            return False
         (name, label, *_), *others = rows
         labels = {fields[1] for fields in others}
         names_columns = is_of(name, OF_PATHS) or is_of(label, OF_LABELS)
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
         unlike = "." not in name and all({".", "/"} & {*row[0]} for row in others)
         odd = names_columns or (others and (of_numbers or unlike))
-        if not odd or "/" in name or label in labels or exists(name):
-            return ""
-        return _shown(self.begin.strip())[:200]
+        is_file = os.path.isfile(scan.root / self.in_form(name))
+        if not odd or "/" in name or label in labels or is_file:
+            return False
+        line = f"line 1 is a heading: {_shown(self.begin.strip())[:200]}"
+        scan.rejects(os.fsencode(self.path), line, is_mistake=False)
+        return True
 
     def without_rows(self) -> UserError:
         """Return the error of a list that names nothing: it is empty, or has a heading alone."""

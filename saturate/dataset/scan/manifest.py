@@ -27,6 +27,8 @@ import numpy as np
 from saturate.contracts import Array, escaped, one_line
 from saturate.system.urls import masked as masked
 
+PIECE = 1 << 20
+"""Names that are copied at once: bounds the memory."""
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://")
 
 
@@ -58,12 +60,17 @@ FILE_LIST: dict[str, np.dtype[Any]] = {
 def file_list(made: Path) -> tuple[Array, Array, Array]:
     """Map made/file_list.*: uint8 paths, int64 offsets [n + 1] and int32 labels [n]."""
     paths, offsets, labels = (
-        # an empty file cannot be mapped
-        np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
-        for name, dtype in FILE_LIST.items()
-        for path in [made / f"file_list.{name}"]
+        mapped(made / f"file_list.{name}", dtype) for name, dtype in FILE_LIST.items()
     )
     return paths, offsets, labels
+
+
+def mapped(path: Path, dtype: np.dtype[Any]) -> Array:
+    """Map a raw file of a scan under way."""
+    # an empty file cannot be mapped
+    if not path.stat().st_size:
+        return np.zeros(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))
 
 
 class NoManifest(Exception):
@@ -192,14 +199,34 @@ class Manifest:
         return type(self).open, (self.folder,)
 
 
-def create_column(
-    folder: Path, name: str, dtype: np.dtype[Any], length: int, *inner: int
-) -> Array:
-    """Create a column [length, *inner] to be filled, on disk from the start."""
-    made: Array = np.lib.format.open_memmap(
-        folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(length, *inner)
+def write_column(folder: Path, name: str, dtype: np.dtype[Any], values: Array) -> None:
+    """Write a column on disk."""
+    np.lib.format.open_memmap(
+        folder / f"{name}.npy", mode="w+", dtype=dtype, shape=values.shape
+    )[...] = values
+
+
+def write_paths(made: Path, good: Array) -> None:
+    """Write the columns of paths: the names of the `good` entries, bool [n], of made/file_list.*."""
+    paths, offsets, _ = file_list(made)
+    lengths = np.diff(offsets)
+    kept_offsets = offsets_of(lengths[good])
+    write_column(made, "path_offsets", kept_offsets.dtype, kept_offsets)
+    path_bytes = np.lib.format.open_memmap(
+        made / "path_bytes.npy", "w+", paths.dtype, (int(kept_offsets[-1]),)
     )
-    return made
+    end = 0
+    for first in range(0, len(good), PIECE):
+        part = slice(first, first + PIECE)
+        names = paths[offsets[first] : offsets[min(part.stop, len(good))]]
+        kept = names[np.repeat(good[part], lengths[part])]
+        path_bytes[end : end + len(kept)] = kept
+        end += len(kept)
+
+
+def offsets_of(counts: Array) -> Array:
+    """Return int64 [n + 1], where each of n pieces of so many values begins, and the end."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def seal(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import mimetypes
+import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from saturate.contracts import MAX_PIXELS, Array, Split, UserError
+from saturate.contracts import Array, Split, UserError
 from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan.byte_ranges import Files
-from saturate.dataset.scan.cache import Progress
-from saturate.dataset.scan.manifest import Manifest, Rejects, printable
+from saturate.dataset.scan.cache import Options
+from saturate.dataset.scan.file_tree import Scan
+from saturate.dataset.scan.manifest import Manifest, printable
+from saturate.dataset.scan.names import is_media
 from saturate.system import storage
+from saturate.system.user_files import NOT_REGULAR, is_no_file, open_bytes
 
 FILES = True
 HOLDS = "a folder with train/<class>/* and val/<class>/*"
@@ -59,26 +62,15 @@ class Folder:
         """
         expected = int(self.manifest.size[sample])
         try:
-            # not blocking: a pipe in its place must not stop the run
-            file = os.open(
-                self.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            )
+            with open_bytes(self.path(sample)) as file:
+                # one byte more: a file that grew shows itself
+                data = file.read(expected + 1)
+                if len(data) != expected:
+                    self.check(sample, os.fstat(file.fileno()).st_size)
         except OSError as error:
             if storage.failed(error):
                 raise
             raise changed(self.path(sample), error) from None
-        try:
-            require_regular(os.fstat(file), self.path(sample))
-            # one byte more: a file that grew shows itself
-            data = os.read(file, expected + 1)
-            while len(data) < expected and (
-                piece := os.read(file, expected + 1 - len(data))
-            ):
-                data += piece
-            if len(data) != expected:
-                self.check(sample, os.fstat(file).st_size)
-        finally:
-            os.close(file)
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
         return data
@@ -100,20 +92,18 @@ def require_size(
 
 def changed(path: bytes, error: OSError) -> UserError:
     """Return the line for a file that was there when it was scanned, and is gone or locked."""
-    how = (
-        "is gone"
-        if isinstance(error, FileNotFoundError)
-        else f"cannot be read any more ({error.strerror})"
-    )
+    how = f"cannot be read any more ({error.strerror})"
+    if isinstance(error, FileNotFoundError):
+        how = "is gone"
+    elif is_no_file(error):
+        how = "is no regular file any more"
     return UserError(f"a file of --data {how}: {printable(path)}; {MEND}")
 
 
 def require_regular(status: os.stat_result, path: bytes) -> None:
     """Raise UserError where a pipe, or another such thing that may be waited for, is in a file's place."""
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(
-            f"a file of --data is no regular file any more: {printable(path)}; {MEND}"
-        )
+        raise changed(path, OSError(errno.EINVAL, NOT_REGULAR))
 
 
 def missing(data: Path, split: str) -> str:
@@ -127,9 +117,7 @@ def missing(data: Path, split: str) -> str:
     try:
         with os.scandir(folder) as found:
             for entry in found:
-                if entry.is_dir() or (
-                    mimetypes.guess_type(entry.name)[0] or ""
-                ).startswith("image/"):
+                if entry.is_dir() or is_media(entry.name, "image"):
                     return ""
                 others = True
     except OSError:
@@ -149,16 +137,12 @@ def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Sp
 def open_folder(
     root: Path,
     *,
-    cache: Path,
     classes: Sequence[str] | None = None,
     unwanted: Mapping[str, str] | None = None,
     chosen: bool = False,
-    rescan: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    workers: int = 0,
-    progress: Progress | None = None,
+    **how: Unpack[Options],
 ) -> Images:
-    """Return the columns of root/<class>/**/*, from `cache` when no folder has changed since.
+    """Return the columns of root/<class>/**/*, from the cache when no folder has changed since.
 
     The classes are the sorted names of the folders that hold an image; the rest is as in
     dataset.images.scan.open_images. Raises UserError.
@@ -170,14 +154,10 @@ def open_folder(
             f"images are expected in {root}/<class>/"
         )
 
-    def list_files(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        file_tree.remember(visits, os.fsencode(real))
-        labels = file_tree.labels(
-            real, classes, visits, rejects, unwanted=unwanted, chosen=chosen
-        )
-        file_tree.list_files(real, labels, made, visits, rejects, say)
+    def list_files(scan: Scan) -> dict[str, int]:
+        scan.remember(b"")
+        labels = file_tree.labels(scan, classes, unwanted=unwanted, chosen=chosen)
+        file_tree.list_files(scan, labels)
         return labels
 
     return open_images(
@@ -187,9 +167,5 @@ def open_folder(
         key=[*sorted(unwanted or ()), *["/"] * chosen],
         where=f"{real}/<class>/",
         classes=classes,
-        cache=cache,
-        rescan=rescan,
-        max_pixels=max_pixels,
-        workers=workers,
-        progress=progress,
+        **how,
     )

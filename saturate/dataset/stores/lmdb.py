@@ -23,8 +23,8 @@ import numpy as np
 from saturate.contracts import Array, Split, UserError, counted
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
-from saturate.dataset.scan.byte_ranges import ReadAt
-from saturate.dataset.scan.cache import Progress
+from saturate.dataset.scan.byte_ranges import Entries, ReadAt
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import Rejected, Rejects, printable
 from saturate.dataset.stores.entries import EntrySource
 from saturate.system import processes, storage
@@ -63,7 +63,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Store:
+class Store(Entries):
     """The values of an LMDB: dataset.scan.byte_ranges.Entries, by key.
 
     For many processes and threads; pickled as its path and its state.
@@ -176,10 +176,6 @@ class Store:
         """Return the path of the store, and the key."""
         return os.fsencode(self.path) + b":" + key
 
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        """Add the file of the store."""
-        file_tree.remember_paths(visits, self.path.parent, [Path(self.file)])
-
     def names(self) -> list[bytes]:
         """Return the keys of samples, in the order of their bytes; all pages of keys are read. Raises UserError."""
 
@@ -263,14 +259,11 @@ def open(
     store = storage.in_scan(partial(Store, path), lambda: str(path))
     own = labels is None and store.apart(_has_own_list)
     labelled = partial(_by_own_list if own else _by_prefix, store)
-    file = Path(store.file)
 
-    def list_files(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        file_tree.remember_paths(visits, real, [file])
-        names, numbers, label_of = labelled(classes, rejects)
-        file_tree.write_file_list(names, made, numbers)
+    def list_files(scan: Scan) -> dict[str, int]:
+        scan.remember(os.fsencode(store.file))
+        names, numbers, label_of = labelled(classes, scan.rejects)
+        file_tree.write_file_list(names, scan.made, numbers)
         return label_of
 
     columns = open_images(

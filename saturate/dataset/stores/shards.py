@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -32,12 +32,12 @@ from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan import names as named
-from saturate.dataset.scan.byte_ranges import RangeFile, ReadAt, unreadable
-from saturate.dataset.scan.cache import Progress, reading
+from saturate.dataset.scan.byte_ranges import Entries, RangeFile, ReadAt, unreadable
+from saturate.dataset.scan.cache import reading
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.lists import Grammar, Labels, class_names
 from saturate.dataset.scan.manifest import (
     Rejected,
-    Rejects,
     is_url,
     masked,
     printable,
@@ -132,17 +132,15 @@ class ShardList:
                 yield read_at
             return
         path = self.path(shard)
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise unreadable(path, error) from None
-        try:
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(open_bytes(path)).fileno()
+            except OSError as error:
+                raise unreadable(path, error) from None
             status = os.fstat(file)
             if (status.st_size, status.st_mtime_ns) != version:
                 raise Rejected("its shard has changed since it was scanned")
             yield lambda offset, length: os.pread(file, length, offset)
-        finally:
-            os.close(file)
 
 
 def urls_of(folder: Path) -> dict[str, str]:
@@ -260,7 +258,7 @@ Row = tuple[bytes, int, Entry]
 
 
 @dataclass(eq=False, kw_only=True)
-class _Listing:
+class _Listing(Entries):
     """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
 
     by_index: ClassVar[bool] = True
@@ -278,10 +276,8 @@ class _Listing:
     # of a process that reads URLs: a shard, the place in it of some bytes, and these
     _held: tuple[int, int, bytes] = (-1, 0, b"")
 
-    @property
-    def remote(self) -> bool:
-        """Whether the shards lie behind URLs."""
-        return bool(self.shards.urls)
+    def __post_init__(self) -> None:
+        self.remote = bool(self.shards.urls)
 
     @contextmanager
     def opened(self, index: Any) -> Iterator[tuple[int, ReadAt]]:
@@ -318,17 +314,11 @@ class _Listing:
         """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
         return UserError(f"--data: {printable(self.shown(line))} {what}")
 
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        """Add what shows a change of shards."""
-        shards = self.shards
-        file_tree.remember_paths(visits, shards.folder, shards.watched)
-
-    def __call__(
-        self, made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
+    def __call__(self, scan: Scan) -> dict[str, int]:
         """Walk the shards; write made/file_list.* of their images; return {class: label}."""
-        self.remember(visits, [])
-        rows = self.rows(rejects, say)
+        scan.remember(*map(os.fsencode, self.shards.watched))
+        made = scan.made
+        rows = self.rows(scan)
         names = [name for name, _, _ in rows]
         columns: dict[str, Array] = {
             "shard": np.array([shard for _, shard, _ in rows], np.int32),
@@ -376,7 +366,7 @@ class _Listing:
             )
             return [*self.kind.walk(shard)], shard.rejects
 
-    def rows(self, rejects: Rejects, say: Progress) -> list[Row]:
+    def rows(self, scan: Scan) -> list[Row]:
         """Walk all shards, and return their images in the order of the names. Raises UserError.
 
         Where an image has no name, or two have the same and other bytes or labels, each is named by its shard,
@@ -400,8 +390,8 @@ class _Listing:
             for shard, (entries, left_out) in enumerate(walked):
                 rows += [(entry.name, shard, entry) for entry in entries]
                 for name, why in left_out:
-                    rejects(shards.path(shard) + b":" + name, why)
-                say(shard + 1, count, "reading shards")
+                    scan.rejects(shards.path(shard) + b":" + name, why)
+                scan.say(shard + 1, count, "reading shards")
         except BrokenProcessPool:
             raise UserError(
                 f"--data: a process that reads the shards of {shards.folder} was killed: {processes.KILLED}; "

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from saturate.contracts import Array
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.lists import Grammar, Labels, List, class_names
-from saturate.dataset.scan.manifest import Rejects
 
 # seconds; the whole file: 0 to infinity
 SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])
@@ -28,13 +28,13 @@ GRAMMAR = Grammar(expected=EXPECTED, separators="\t;,", segments=True)
 
 
 def read_list(
-    path: Path, classes: Sequence[str] | None, rejects: Rejects
+    path: Path, classes: Sequence[str] | None, scan: Scan
 ) -> tuple[list[bytes], Array, list[str], bool]:
     """Return (files, samples, classes, fixed): each file once, and a SAMPLE for each line, in order.
 
     Files are paths below the list's folder. Paths are relative to the list's folder or absolute. Labels are
     as in dataset.scan.lists.Labels, and `fixed` tells that the list says which classes there are. `classes`
-    fixes the labels, as for folders. A heading goes to `rejects`. Raises UserError that names the line.
+    fixes the labels, as for folders. A heading is rejected. Raises UserError that names the line.
     """
     folder = os.fsencode(path.parent)
     lines = List(path, GRAMMAR)
@@ -42,7 +42,7 @@ def read_list(
     labels = Labels(lines)
     places: dict[bytes, int] = {}
     rows = []
-    for number, text, label, start, end in _lines(lines, rejects):
+    for number, text, label, start, end in _lines(lines, scan):
         name = os.fsencode(lines.in_form(text))
         if b"\0" in name:
             raise lines.wrong(number, "has a NUL in its path")
@@ -63,16 +63,9 @@ def read_list(
     return list(places), samples, used, fixed
 
 
-def _lines(
-    lines: List, rejects: Rejects
-) -> Iterator[tuple[int, str, str, float, float]]:
+def _lines(lines: List, scan: Scan) -> Iterator[tuple[int, str, str, float, float]]:
     """Yield (line number, path, label, start, end) of each line that is not empty."""
-    folder = lines.path.parent
-    heading = lines.heading(lambda name: os.path.isfile(folder / name))
-    if heading:
-        what = f"line 1 is a heading: {heading}"
-        rejects(os.fsencode(lines.path), what, is_mistake=False)
-    for number, (name, label, *part) in lines.rows(skip=bool(heading)):
+    for number, (name, label, *part) in lines.rows(skip=lines.heading(scan)):
         start, end = map(float, part) if part else (0.0, np.inf)
         if not start < end:
             raise lines.wrong(
