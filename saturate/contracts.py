@@ -11,7 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 import numpy as np
 
@@ -284,11 +292,189 @@ class Phases(Protocol):
         """Return the mean ms a step of each phase since the last read. Does not wait for the device."""
 
 
+class Columns(Protocol):
+    """What is known of n samples, a column each: a manifest of files, or its stand-in.
+
+    These are read of samples of every kind; the classes below say what is read of one kind beside them. A plan
+    reads `height`, `width`, `exif` and `fetch` alone.
+    """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def height(self) -> Array:
+        """Return int [n], pixels: as stored, of videos as displayed, with `exif` as viewers show them."""
+
+    @property
+    def width(self) -> Array:
+        """Return int [n], pixels, as `height`."""
+
+    @property
+    def size(self) -> Array:
+        """Return int [n], bytes that are read for a sample; 0 of one that is no file."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes, () where samples have none."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what is the same for the same data, here or elsewhere."""
+
+    @property
+    def rejected(self) -> int:
+        """Return how many things the scan has left out."""
+
+    @property
+    def exif(self) -> Array | None:
+        """Return uint8 [n], the turns that show stored images; None where they are taken as stored."""
+
+    @property
+    def fetch(self) -> Fetch | None:
+        """Return what reads the headers of samples before they are used; None where all are there."""
+
+
+class LabelColumns(Columns, Protocol):
+    """Samples that have a class each, or with `several` a set of classes."""
+
+    @property
+    def label(self) -> Array:
+        """Return int [n], places in `classes`, or in `several`."""
+
+    @property
+    def several(self) -> Array | None:
+        """Return bool [sets, C], the classes of each set; None where a sample has one class."""
+
+
+class ImageColumns(Columns, Protocol):
+    """Images that are files: what a decoder asks of them before it opens one (dataset/images/columns.py)."""
+
+    @property
+    def format(self) -> Array:
+        """Return uint8 [n], places in dataset.images.columns.FORMATS."""
+
+    @property
+    def depth(self) -> Array:
+        """Return uint8 [n], bits a component."""
+
+    @property
+    def components(self) -> Array:
+        """Return uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA."""
+
+    @property
+    def rgb(self) -> Array:
+        """Return bool [n], JPEGs that store red, green and blue as they are."""
+
+    @property
+    def whole(self) -> Array:
+        """Return bool [n], False where a file may be cut short."""
+
+
+class ClipColumns(Columns, Protocol):
+    """Segments of videos, as a plan of clips reads them (dataset/videos/columns.py)."""
+
+    @property
+    def first(self) -> Array:
+        """Return int64 [n], the segment's first frame, counted from the file's first in display order."""
+
+    @property
+    def frames(self) -> Array:
+        """Return int64 [n], frames of the segment."""
+
+    @property
+    def time_base_num(self) -> Array:
+        """Return int [n], the numerator of the seconds a tick."""
+
+    @property
+    def time_base_den(self) -> Array:
+        """Return int [n], the denominator of the seconds a tick."""
+
+    def pts(self, sample: int) -> Array:
+        """Return int64 [F], strictly increasing: the times, in ticks, of the frames of the sample's file."""
+
+
+class BoxColumns(Columns, Protocol):
+    """Images with annotations, as plans and targets of detection read them (dataset/coco/columns.py).
+
+    Axes: n images, m annotations, C categories, K keypoints.
+    """
+
+    @property
+    def with_boxes(self) -> Array:
+        """Return int64, ascending: the images that have a usable annotation."""
+
+    @property
+    def annotation_offsets(self) -> Array:
+        """Return int64 [n + 1]: where each image's annotations begin."""
+
+    @property
+    def boxes(self) -> Array:
+        """Return float64 [m, 4], x y width height; may reach out of the image."""
+
+    @property
+    def usable(self) -> Array:
+        """Return bool [m], whether an annotation is trained on."""
+
+    @property
+    def category(self) -> Array:
+        """Return int32 [m], places in `class_of`."""
+
+    @property
+    def class_of(self) -> Array:
+        """Return int64 [C], the class number of each category."""
+
+    @property
+    def polygon_offsets(self) -> Array:
+        """Return int64 [m + 1]: where each annotation's polygons begin."""
+
+    @property
+    def point_offsets(self) -> Array:
+        """Return int64 [polygons + 1]: where each polygon's points begin."""
+
+    @property
+    def points(self) -> Array:
+        """Return float64 [points, 2], x y in stored pixels."""
+
+    @property
+    def rle_offsets(self) -> Array:
+        """Return int64 [m + 1]: where each annotation's run lengths begin."""
+
+    @property
+    def rle(self) -> Array:
+        """Return uint32, lengths of the runs of 0 and 1 in turn, column by column, 0 first."""
+
+    @property
+    def keypoints(self) -> Array:
+        """Return float64 [m, K, 3], x y visibility; K may be 0."""
+
+    @property
+    def keypoint_mirror(self) -> Array:
+        """Return int64 [K], which keypoint each becomes when the image is mirrored left to right."""
+
+
+class PairColumns(Columns, Protocol):
+    """Pairs of images, `patches` samples of each (dataset/pairs/columns.py)."""
+
+    @property
+    def patches(self) -> int:
+        """Return how many samples an image has."""
+
+
+C_co = TypeVar("C_co", bound=Columns, covariant=True)
+
+
 class Source(Protocol):
-    """Row -> bytes, wherever they lie: picklable, cheap to copy, opens nothing before it reads."""
+    """Row -> bytes, wherever they lie: picklable, cheap to copy, opens nothing before it reads.
+
+    A source of your own derives from it for what is said here already.
+    """
 
     files: bool  # each sample is a file of its own: this is a FileSource
     read_delay_s: float
+    remote: bool = False  # samples lie behind URLs
+    reads_at_once: int = 1  # reads that a worker has under way at once
+    # a worker has one read under way only, while the storage answers at once: threads cost more than that
+    alone_while_fast: bool = False
 
     def __len__(self) -> int: ...
 
@@ -323,10 +509,10 @@ MAX_PIXELS = 178_956_970  # width x height, beyond which Pillow refuses an image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(Generic[C_co]):
     """Training or validation data: the columns (a manifest or its stand-in) and a source of their bytes."""
 
-    columns: Any
+    columns: C_co
     source: Source
     beside: Sequence[str] = ()  # names at the top of --data that are not read
 
@@ -408,14 +594,12 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class Feed(Generic[C_co]):
     """All that a loader needs. It has no randomness, no rank arithmetic and no idea what a label means."""
 
     plan: Plan
     source: Source
-    # what is known of the samples, a column each: .height and .width, and where files are decoded all of
-    # dataset/images/columns.py, or of dataset/videos/columns.py
-    columns: Any
+    columns: C_co
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
     workers: int  # processes or threads that read and decode; as many reads are under way, or more

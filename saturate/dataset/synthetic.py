@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from saturate.contracts import Split, UserError
+from saturate.contracts import Source, Split, UserError
 from saturate.dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from saturate.dataset.images.synthetic import (
     TRAIN_SAMPLES,
@@ -14,8 +14,8 @@ from saturate.dataset.images.synthetic import (
 from saturate.dataset.videos.synthetic import SyntheticVideos
 
 
-class NoBytes:
-    """A contracts.Source of samples that are not stored anywhere, for loaders that read nothing."""
+class NoBytes(Source):
+    """The source of samples that are not stored anywhere, for loaders that read nothing."""
 
     files = False
     read_delay_s = 0.0

@@ -142,7 +142,7 @@ def test_what_no_source_is_chosen_for(tmp_path: Path) -> None:
         assert source_named("folder").missing(tmp_path / name, "train") == lacking
 
 
-class Held:
+class Held(Source):
     """The bytes of another source, in memory."""
 
     files = False

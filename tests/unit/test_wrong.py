@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saturate.contracts import UserError
+from saturate.contracts import Source, UserError
 from saturate.report import sinks
 from saturate.report.pictures import augmented
 from saturate.system import fonts
@@ -43,7 +43,7 @@ LOGITS = torch.tensor(
 )
 
 
-class Pictures:
+class Pictures(Source):
     """A source of one colour a sample."""
 
     files = False

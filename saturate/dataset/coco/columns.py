@@ -127,6 +127,7 @@ class Instances(Pictures):
     # int64 [C], class numbers of others' classes; see `numbered`
     numbers: Array | None = None
 
+    fetch = None
     class_of: Array = field(init=False)  # int64 [C]: the class number of a category
 
     def __post_init__(self) -> None:

@@ -19,6 +19,9 @@ class SyntheticImages:
     samples: int
     classes: tuple[str, ...] = tuple(f"class-{i:03d}" for i in range(CLASSES))
     rejected: int = 0
+    exif = None
+    fetch = None
+    several = None
     height: Any = field(init=False)
     width: Any = field(init=False)
     label: Any = field(init=False)

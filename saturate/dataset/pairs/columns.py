@@ -27,6 +27,9 @@ class Pairs:
     patches: int = 1
 
     classes: tuple[str, ...] = ()
+    rejected = 0
+    exif = None
+    fetch = None
     height: Array = field(init=False)  # int32 [n], of the large images
     width: Array = field(init=False)
     # int64 [n], bytes that are read for a sample, of both files
@@ -70,8 +73,8 @@ class Pairs:
         return digest.hexdigest()
 
 
-class PairSource:
-    """A contracts.Source of the large images of samples.
+class PairSource(Source):
+    """The large images of samples.
 
     `images` int64 [n] is the place of each sample's image in `source`; `low` is the same of the small ones,
     None: they are made.

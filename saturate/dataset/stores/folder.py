@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from saturate.contracts import Array, Split, UserError
+from saturate.contracts import Array, Source, Split, UserError
 from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
@@ -30,7 +30,7 @@ MEND = (
 )
 
 
-class Folder:
+class Folder(Source):
     """A contracts.FileSource over the files of a manifest: of images, videos or COCO's images."""
 
     files = True

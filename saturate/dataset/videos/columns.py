@@ -159,6 +159,10 @@ class Videos(Manifest):
     frame_offsets: Array  # int64 [files + 1], where each begins
     frame_pts: Array  # int64, see pts()
     frame_keys: Array  # bool, see keys()
+    # what columns of images may have
+    exif = None
+    fetch = None
+    several = None
 
     def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Videos:
         """Return the columns with label numbers[i] in place of i, among `classes`.
