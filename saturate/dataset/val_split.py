@@ -17,7 +17,7 @@ import numpy as np
 
 from saturate.contracts import Array, Split, UserError, counted
 from saturate.dataset import copies
-from saturate.dataset.images.columns import COLUMNS, Images
+from saturate.dataset.images.columns import Images
 from saturate.dataset.scan import names
 from saturate.dataset.scan.manifest import printable
 from saturate.dataset.stores.folder import Folder
@@ -47,7 +47,7 @@ class Part(Images):
         of_bytes = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - begins, lengths)
         columns = {
             name: getattr(whole, name)[places]
-            for name in COLUMNS
+            for name in Images.COLUMNS
             if not name.startswith("path_")
         }
         digest = hashlib.blake2b(

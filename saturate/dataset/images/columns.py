@@ -33,14 +33,14 @@ class Header(NamedTuple):
     digest: int = 0
 
 
-_CODES = ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "u8")
-HEADER = np.dtype(list(zip(Header._fields, _CODES, strict=True)))
-COLUMNS: dict[str, np.dtype[Any]] = {
-    "path_bytes": np.dtype("u1"),  # relative paths, one after the other
-    "path_offsets": np.dtype("i8"),  # [n + 1], where each begins
-    "label": np.dtype("i4"),  # index into classes
-    **{name: HEADER[name] for name in Header._fields},
-}
+CODES = dict(
+    zip(
+        Header._fields,
+        ["i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "u8"],
+        strict=True,
+    )
+)
+HEADER = np.dtype([*CODES.items()])
 
 TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
 """EXIF's orientation, 0..8 -> the turn that shows the stored pixels, as contracts.Rows has them."""
@@ -97,7 +97,9 @@ def stored_size(columns: Any, sample: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pictures(Manifest):
-    """n image files: the columns [n] of a Header, with the dtypes of HEADER."""
+    """n image files: the columns [n] of a Header."""
+
+    COLUMNS = Manifest.COLUMNS | CODES
 
     height: Array
     width: Array
@@ -116,15 +118,9 @@ class Pictures(Manifest):
 class Images(Pictures):
     """n images with a label, in the order of their path's bytes."""
 
-    VERSION: ClassVar[str] = "images 9"
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
-    FINGERPRINT: ClassVar[tuple[str, ...]] = (
-        "path_bytes",
-        "path_offsets",
-        "size",
-        "label",
-    )
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
+    VERSION = "images 9"
+    COLUMNS = Manifest.COLUMNS | {"label": "i4"} | CODES  # label: index into classes
+    FINGERPRINT = ("path_bytes", "path_offsets", "size", "label")
     # columns [n] that a store adds to those of a header
     EXTRA: ClassVar[tuple[str, ...]] = ()
 
@@ -158,5 +154,5 @@ class Unread(Images):
     Until then all numbers of a header are 0, its height too, which is written last.
     """
 
-    VERSION: ClassVar[str] = "unread images 4"
-    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "label")
+    VERSION = "unread images 4"
+    FINGERPRINT = ("path_bytes", "path_offsets", "label")

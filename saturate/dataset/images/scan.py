@@ -12,7 +12,7 @@ from typing import Unpack
 import numpy as np
 
 from saturate.contracts import MAX_PIXELS, Array
-from saturate.dataset.images.columns import COLUMNS, HEADER, Header, Images, Unread
+from saturate.dataset.images.columns import CODES, HEADER, Header, Images, Unread
 from saturate.dataset.images.lazy_headers import Headers, checked_header, readers
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan.byte_ranges import Entries
@@ -94,12 +94,12 @@ def open_images(
             # one without an image has no label, and those behind it move up
             numbers = np.cumsum(counts > 0) - 1
         write_paths(made, good)
-        write_column(made, "label", COLUMNS["label"], numbers[label[good]])
-        for column in Header._fields:
-            write_column(made, column, HEADER[column], headers[column][good])
+        write_column(made, "label", "i4", numbers[label[good]])
+        for column, code in CODES.items():
+            write_column(made, column, code, headers[column][good])
         for column in table.EXTRA:
             values = np.load(made / f"file_list.{column}.npy", "r")
-            write_column(made, column, values.dtype, values[good])
+            write_column(made, column, table.COLUMNS[column], values[good])
         used = [name for name, number in labels.items() if fixed or counts[number]]
         return used if names is None else names
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Source, Split
+from saturate.contracts import Array, Columns, FileSource, Source, Split
 from saturate.dataset.images.columns import Images
+from saturate.dataset.images.synthetic import SyntheticImages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -20,7 +20,7 @@ class Pairs:
     Without `low` they are made of the large ones.
     """
 
-    high: Any  # a dataset.images.columns.Images, or a stand-in
+    high: Columns
     images: Array
     low: Images | None = None
     small: Array | None = None
@@ -81,24 +81,25 @@ class PairSource(Source):
     """
 
     def __init__(
-        self, source: Any, images: Array, low: PairSource | None = None
+        self, source: Source, images: Array, low: PairSource | None = None
     ) -> None:
         self.source = source
         self.images = images
         self.low = low
-        self.files: bool = source.files
-        self.read_delay_s: float = source.read_delay_s
+        self.files = source.files
+        self.remote = source.remote
+        self.read_delay_s = source.read_delay_s
 
     def __len__(self) -> int:
         return len(self.images)
 
     def name(self, sample: int) -> str:
         """Return the name of the sample's image, on one line."""
-        return str(self.source.name(int(self.images[sample])))
+        return self.source.name(int(self.images[sample]))
 
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
-        return bytes(self.source.read(int(self.images[sample])))
+        return self.source.read(int(self.images[sample]))
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
@@ -108,13 +109,15 @@ class PairSource(Source):
 class PairFiles(PairSource):
     """The same of images that are files: a contracts.FileSource."""
 
+    source: FileSource
+
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the image's file."""
-        return bytes(self.source.path(int(self.images[sample])))
+        return self.source.path(int(self.images[sample]))
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], the paths of many samples at once, each padded with NUL."""
-        return np.asarray(self.source.paths(self.images[samples]))
+        return self.source.paths(self.images[samples])
 
 
 def source_of(
@@ -132,30 +135,7 @@ def split_of(columns: Pairs, high: Source, low: Source | None = None) -> Split:
     return Split(columns=columns, source=source_of(high, columns.of_high, small))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unstored:
-    """The columns of large images that are nowhere stored, as tall as wide, for the synthetic loader."""
-
-    samples: int
-    side: int
-    height: Array = field(init=False)
-    width: Array = field(init=False)
-    size: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name, value in (("height", self.side), ("width", self.side), ("size", 0)):
-            object.__setattr__(self, name, np.full(self.samples, value, np.int64))
-
-    @property
-    def fingerprint(self) -> str:
-        """Return what tells such columns apart."""
-        return f"synthetic-{self.samples}-{self.side}"
-
-
 def synthetic(samples: int, side: int, patches: int = 1) -> Pairs:
-    """Return the columns of so many large images without a file."""
-    return Pairs(
-        high=Unstored(samples=samples, side=side),
-        images=np.arange(samples),
-        patches=patches,
-    )
+    """Return the columns of so many large images without a file, as tall as wide."""
+    high = SyntheticImages(samples, (), (side, side))
+    return Pairs(high=high, images=np.arange(samples), patches=patches)

@@ -50,11 +50,7 @@ def writing() -> Iterator[None]:
 
 
 # raw files of a scan under way: bytes, [n + 1], [n]
-FILE_LIST: dict[str, np.dtype[Any]] = {
-    "paths": np.dtype(np.uint8),
-    "offsets": np.dtype(np.int64),
-    "labels": np.dtype(np.int32),
-}
+FILE_LIST = {"paths": "u1", "offsets": "i8", "labels": "i4"}
 
 
 def file_list(made: Path) -> tuple[Array, Array, Array]:
@@ -65,7 +61,7 @@ def file_list(made: Path) -> tuple[Array, Array, Array]:
     return paths, offsets, labels
 
 
-def mapped(path: Path, dtype: np.dtype[Any]) -> Array:
+def mapped(path: Path, dtype: str) -> Array:
     """Map a raw file of a scan under way."""
     # an empty file cannot be mapped
     if not path.stat().st_size:
@@ -89,11 +85,10 @@ class Manifest:
 
     # of the columns' names and meaning: what another version has left is made anew
     VERSION: ClassVar[str]
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]]
+    # name -> dtype, of what every table has, and of its own
+    COLUMNS: ClassVar[dict[str, str]] = {"path_bytes": "u1", "path_offsets": "i8"}
     # the columns that the fingerprint is a digest of, beside the classes
     FINGERPRINT: ClassVar[tuple[str, ...]]
-    # offsets [n + 1] -> the columns that they cut into pieces
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]]
 
     folder: Path  # where the columns lie
     root: Path  # absolute: where the source lies; paths of files are relative to it
@@ -183,9 +178,6 @@ class Manifest:
             if column.dtype != dtype or len(column) != about["lengths"][name]:
                 raise ValueError(f"{name}.npy is not what was written")
             columns[name] = np.asarray(column)
-        for offsets, cut in cls.RAGGED.items():
-            if any(columns[offsets][-1] != len(columns[name]) for name in cut):
-                raise ValueError(f"{offsets} does not fit {' and '.join(cut)}")
         return cls(
             folder=folder,
             root=Path(about["root"]),
@@ -199,7 +191,7 @@ class Manifest:
         return type(self).open, (self.folder,)
 
 
-def write_column(folder: Path, name: str, dtype: np.dtype[Any], values: Array) -> None:
+def write_column(folder: Path, name: str, dtype: str, values: Array) -> None:
     """Write a column on disk."""
     np.lib.format.open_memmap(
         folder / f"{name}.npy", mode="w+", dtype=dtype, shape=values.shape
@@ -211,7 +203,7 @@ def write_paths(made: Path, good: Array) -> None:
     paths, offsets, _ = file_list(made)
     lengths = np.diff(offsets)
     kept_offsets = offsets_of(lengths[good])
-    write_column(made, "path_offsets", kept_offsets.dtype, kept_offsets)
+    write_column(made, "path_offsets", "i8", kept_offsets)
     path_bytes = np.lib.format.open_memmap(
         made / "path_bytes.npy", "w+", paths.dtype, (int(kept_offsets[-1]),)
     )

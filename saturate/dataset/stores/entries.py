@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any
 
-from saturate.contracts import UserError
+from saturate.contracts import Source, UserError
 from saturate.dataset.scan.byte_ranges import ReadAt
-from saturate.dataset.scan.manifest import Rejected, printable
+from saturate.dataset.scan.manifest import Manifest, Rejected, printable
 from saturate.dataset.stores.disk_cache import Kept
 from saturate.dataset.stores.folder import MEND, require_size
 
 
-class EntrySource(ABC):
-    """A contracts.Source whose samples are entries. A subclass gives `open_entry` and `shown`; a remote one also
+class EntrySource(Source):
+    """A source whose samples are entries. A subclass gives `open_entry` and `shown`; a remote one also
     `version`.
 
     A source is pickled into worker processes, and opens nothing before its first read.
     """
 
     files = False
-    remote = False
-    """Whether the entries lie behind URLs."""
-    reads_at_once = 1
-    """How many reads a worker has under way at once."""
-    alone_while_fast = False
-    """Whether a worker has one read under way only, while the storage answers at once: threads would cost more
-    than such a read takes."""
     kept: Kept | None = None
     """The cache on a disk of what a remote source has read; None: there is no cache."""
 
-    def __init__(self, columns: Any, read_delay_s: float = 0.0) -> None:
+    def __init__(self, columns: Manifest, read_delay_s: float = 0.0) -> None:
         self.columns = columns
         self.read_delay_s = read_delay_s
 

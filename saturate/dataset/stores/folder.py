@@ -81,7 +81,7 @@ class Folder(Source):
 
 
 def require_size(
-    what: str, name: Callable[[int], str], columns: Any, sample: int, size: int
+    what: str, name: Callable[[int], str], columns: Manifest, sample: int, size: int
 ) -> None:
     """Raise UserError when `size` bytes is not what the columns recorded of a sample."""
     expected = int(columns.size[sample])

@@ -171,13 +171,9 @@ def urls_of(folder: Path) -> dict[str, str]:
 class ShardImages(Images):
     """n images with a label, and where each lies. Their fingerprint is that of the same images as files."""
 
-    VERSION: ClassVar[str] = f"{Images.VERSION} in shards 1"
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
-        **Images.COLUMNS,
-        "shard": np.dtype("i4"),
-        "offset": np.dtype("i8"),
-    }
-    EXTRA: ClassVar[tuple[str, ...]] = ("shard", "offset")
+    VERSION = f"{Images.VERSION} in shards 1"
+    COLUMNS = Images.COLUMNS | {"shard": "i4", "offset": "i8"}
+    EXTRA = ("shard", "offset")
 
     shard: Array  # int32 [n], its number in the ShardList
     offset: Array  # int64 [n], of the entry's first byte in its shard

@@ -157,7 +157,7 @@ def _pack(times: list[Times]) -> tuple[Array, Array, Array]:
 def _segments(scan: Scan, samples: Array, records: Array) -> Array:
     """Return the SEGMENT of each sample that has a frame."""
     paths, offsets, _ = file_list(scan.made)
-    all_pts = mapped(scan.made / "file_list.pts", np.dtype(np.int64))
+    all_pts = mapped(scan.made / "file_list.pts", "i8")
     ends = np.cumsum(records["count"])
     rows = []
     for file, label, start, end in samples:
@@ -193,8 +193,8 @@ def _write(made: Path, samples: Array, records: Array) -> None:
         "first": samples["first"],
         "frames": samples["frames"],
         "frame_offsets": offsets_of(records["count"][good]),
-        "frame_pts": mapped(made / "file_list.pts", np.dtype(np.int64)),
-        "frame_keys": mapped(made / "file_list.keys", np.dtype(bool)),
+        "frame_pts": mapped(made / "file_list.pts", "i8"),
+        "frame_keys": mapped(made / "file_list.keys", "?"),
         **{name: records[name][samples["file"]] for name in RECORD.names or ()},
     }
     for name, value in values.items():
