@@ -16,13 +16,12 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
@@ -142,6 +141,26 @@ class ShardList:
                 raise Rejected("its shard has changed since it was scanned")
             yield lambda offset, length: os.pread(file, length, offset)
 
+    @contextmanager
+    def opened_entry(
+        self, shard: int, begin: int, size: int
+    ) -> Iterator[tuple[int, ReadAt]]:
+        """Open an entry by its place: its size, and what reads a range of it. Raises what `opened` does."""
+        with self.opened(shard) as read_at:
+            yield (
+                size,
+                lambda offset, length: read_at(
+                    begin + offset, max(min(length, size - offset), 0)
+                ),
+            )
+
+    def shown(self, shard: int, name: bytes) -> bytes:
+        """Return the path or URL of a shard, and the name of its entry."""
+        path = self.path(shard)
+        # a name may begin with its shard, where names alone are not one each
+        base = path.rpartition(b"/")[2] + b"/"
+        return path + b":" + name.removeprefix(base)
+
 
 def urls_of(folder: Path) -> dict[str, str]:
     """Return name -> URL of the shards in a folder's shards.txt; none without it. Raises UserError."""
@@ -182,8 +201,10 @@ class ShardImages(Images):
 class ShardSource(EntrySource):
     """A contracts.Source of images in shards."""
 
+    columns: ShardImages
+
     def __init__(
-        self, columns: Any, shards: ShardList, read_delay_s: float = 0.0
+        self, columns: ShardImages, shards: ShardList, read_delay_s: float = 0.0
     ) -> None:
         super().__init__(columns, read_delay_s)
         self.shards = shards
@@ -191,35 +212,26 @@ class ShardSource(EntrySource):
 
     def shown(self, sample: int) -> bytes:
         """Return the path or URL of the sample's shard, and the sample's name."""
-        shard = self.shards.path(int(self.columns.shard[sample]))
-        name: bytes = self.columns.entry(sample)
-        # a name may begin with its shard, where names alone are not one each
-        base = shard.rpartition(b"/")[2] + b"/"
-        return shard + b":" + name.removeprefix(base)
+        shard = int(self.columns.shard[sample])
+        return self.shards.shown(shard, self.columns.entry(sample))
 
     def version(self, sample: int) -> bytes:
         """Return what tells the bytes of an entry from others; b"" where a server says too little for that."""
-        columns = self.columns
-        shard = int(columns.shard[sample])
-        place = int(columns.offset[sample]), int(columns.size[sample])
+        shard, *place = self._place(sample)
         if self.shards.versions[shard][1] <= 0:
             return b""
         path = self.shards.path(shard)
         return path + b"?%d-%d-%d-%d" % (*self.shards.versions[shard], *place)
 
-    @contextmanager
-    def open_entry(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+    def open_entry(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
         """Open an image. Raises Rejected where its shard is gone or has changed."""
+        return self.shards.opened_entry(*self._place(sample))
+
+    def _place(self, sample: int) -> tuple[int, int, int]:
         columns = self.columns
-        begin = int(columns.offset[sample])
-        size = int(columns.size[sample])
-        with self.shards.opened(int(columns.shard[sample])) as read_at:
-            yield (
-                size,
-                lambda offset, length: read_at(
-                    begin + offset, max(min(length, size - offset), 0)
-                ),
-            )
+        places = (columns.shard, columns.offset, columns.size)
+        shard, offset, size = (int(column[sample]) for column in places)
+        return shard, offset, size
 
 
 class Entry(NamedTuple):
@@ -269,6 +281,7 @@ class _Listing(Entries):
     classes: Sequence[str] | None = None
     named: Sequence[str] | None = None
     listed: bool = False
+    _rows: list[Row] = field(default_factory=list)
     # of a process that reads URLs: a shard, the place in it of some bytes, and these
     _held: tuple[int, int, bytes] = (-1, 0, b"")
 
@@ -278,22 +291,20 @@ class _Listing(Entries):
     @contextmanager
     def opened(self, index: Any) -> Iterator[tuple[int, ReadAt]]:
         """Open the entry of that number in the list."""
-        with self._images.open_entry(index) as (size, read_at):
-            near = self.remote and self._is_near(index)
-            yield size, partial(self._ahead, index, size) if near else read_at
+        (_, shard, entry), *following = self._rows[index : index + 2]
+        is_near = self.remote and any(
+            other == shard and 0 < behind.offset - entry.offset < REMOTE_WINDOW // 4
+            for _, other, behind in following
+        )
+        place = shard, entry.offset, entry.size
+        with self.shards.opened_entry(*place) as (size, read_at):
+            yield size, partial(self._ahead, *place) if is_near else read_at
 
-    def _is_near(self, index: int) -> bool:
-        """Whether the next entry of the list lies little behind this one."""
-        columns = self._images.columns
-        following = columns.offset[index + 1 : index + 2]
-        apart = int(following.sum()) - int(columns.offset[index])
-        same_shard = not np.diff(columns.shard[index : index + 2]).any()
-        return same_shard and 0 < apart < REMOTE_WINDOW // 4
-
-    def _ahead(self, index: int, size: int, offset: int, length: int) -> bytes:
+    def _ahead(
+        self, shard: int, begin: int, size: int, offset: int, length: int
+    ) -> bytes:
         """Return a range of an entry behind a URL; one request brings what the next entries need, too."""
-        shard = int(self._images.columns.shard[index])
-        begin = int(self._images.columns.offset[index]) + offset
+        begin += offset
         length = max(min(length, size - offset), 0)
         held, first, data = self._held
         if held != shard or not first <= begin <= begin + length <= first + len(data):
@@ -304,7 +315,10 @@ class _Listing(Entries):
 
     def shown(self, index: Any) -> bytes:
         """Return what rejected.txt calls an entry, or a class."""
-        return index if isinstance(index, bytes) else self._images.shown(index)
+        if isinstance(index, bytes):
+            return index
+        name, shard, _ = self._rows[index]
+        return self.shards.shown(shard, name)
 
     def wrong(self, line: int, what: str) -> UserError:
         """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
@@ -313,39 +327,39 @@ class _Listing(Entries):
     def __call__(self, scan: Scan) -> dict[str, int]:
         """Walk the shards; write made/file_list.* of their images; return {class: label}."""
         scan.remember(*map(os.fsencode, self.shards.watched))
-        made = scan.made
-        rows = self.rows(scan)
-        names = [name for name, _, _ in rows]
-        columns: dict[str, Array] = {
+        rows = self._rows = self.rows(scan)
+        columns = {
             "shard": np.array([shard for _, shard, _ in rows], np.int32),
             "offset": np.array([entry.offset for *_, entry in rows], np.int64),
         }
         with writing():
             for name, values in columns.items():
-                np.save(made / f"file_list.{name}.npy", values)
-        sizes = [entry.size for *_, entry in rows]
-        self._images = ShardSource(
-            SimpleNamespace(entry=names.__getitem__, size=sizes, **columns),
-            self.shards,
-        )
+                np.save(scan.made / f"file_list.{name}.npy", values)
         labels = Labels(self)
         numbers = [labels.number(row[2].label, line) for line, row in enumerate(rows)]
         used: Sequence[str] = ()
         if rows:
             used, class_of, self.listed = labels.classes(self.classes, self.named)
             numbers = class_of[numbers].tolist()
-        file_tree.write_file_list(names, made, numbers)
+        names = [name for name, _, _ in rows]
+        file_tree.write_file_list(names, scan.made, numbers)
         return {name: label for label, name in enumerate(used)}
+
+    @contextmanager
+    def _reading(self, shard: int) -> Iterator[None]:
+        """Raise what reading a shard raises as a UserError that names it."""
+        called = printable(self.shards.path(shard))
+        try:
+            with reading(called):
+                yield
+        except Rejected as why:
+            raise UserError(f"--data: {called}: {why}; start again") from None
 
     def _one(self, shard: int) -> tuple[list[Entry], list[tuple[bytes, str]]]:
         """Return the entries of a shard, and what it has left out. Raises UserError."""
-        path = self.shards.path(shard)
-        called = printable(path)
-        try:
-            with reading(called):
-                return storage.in_scan(partial(self._walked, shard), lambda: called)
-        except Rejected as why:
-            raise UserError(f"--data: {called}: {why}; start again") from None
+        with self._reading(shard):
+            called = printable(self.shards.path(shard))
+            return storage.in_scan(partial(self._walked, shard), lambda: called)
 
     def _walked(self, number: int) -> tuple[list[Entry], list[tuple[bytes, str]]]:
         shards = self.shards
@@ -409,12 +423,8 @@ class _Listing(Entries):
             alike = (entry.size, entry.label) == (first.size, first.label)
             if entry.row < 0 or not alike:
                 return False
-            try:
-                with reading(self.shards.folder), self.shards.opened(shard) as read_at:
-                    contents.append(read_at(entry.offset, entry.size))
-            except Rejected as why:
-                path = printable(self.shards.path(shard))
-                raise UserError(f"--data: {path}: {why}; start again") from None
+            with self._reading(shard), self.shards.opened(shard) as read_at:
+                contents.append(read_at(entry.offset, entry.size))
         return contents[0] == contents[1]
 
     def _by_shard(self, rows: Sequence[Row]) -> list[Row]:
