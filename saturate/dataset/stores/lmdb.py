@@ -196,14 +196,13 @@ class Store(Entries):
         Raises UserError that says so, and what `read` raises.
         """
 
-        def work(_: None) -> tuple[tuple[int, ...] | None, T]:
+        def work() -> tuple[T, tuple[int, ...] | None]:
             # LMDB says there which of its assertions has failed
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            answer = read(self)
-            return self._state, answer
+            return read(self), self._state
 
         try:
-            self._state, answer = processes.apart(work, None)
+            answer, self._state = processes.apart(work)
         except BrokenProcessPool:
             raise self._damaged(
                 "the system has ended the process that read it, or memory was short"
@@ -257,7 +256,7 @@ def open(
     real = Path(os.path.realpath(data))
     path = real / f"{split}.lmdb"
     store = storage.in_scan(partial(Store, path), lambda: str(path))
-    own = labels is None and store.apart(_has_own_list)
+    own = labels is None and store.apart(lambda store: _own_list(store) is not None)
     labelled = partial(_by_own_list if own else _by_prefix, store)
 
     def list_files(scan: Scan) -> dict[str, int]:
@@ -280,11 +279,6 @@ def open(
         pass  # to see that nothing has written to it meanwhile
     store.close()
     return Split(columns=columns, source=LmdbSource(columns, store, read_delay_s))
-
-
-def _has_own_list(store: Store) -> bool:
-    """Whether a store has a list of its samples. Raises UserError."""
-    return _own_list(store) is not None
 
 
 def _own_list(store: Store) -> list[bytes] | None:

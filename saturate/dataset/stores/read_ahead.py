@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 from saturate.contracts import Source
@@ -53,7 +54,7 @@ def told_of_size(
 
 def told_of_latency(source: Source) -> str:
     """Return a line that says how fast reads from far away can be. Raises UserError and OSError."""
-    latency_s = remote.apart(_latency_s, source)
+    latency_s = remote.apart(partial(_latency_s, source))
     return (
         f"a read of the data takes {latency_s * 1e3:.0f} ms, so {source.reads_at_once} at once give at most "
         f"{source.reads_at_once / latency_s:,.0f} images/s a worker (rate = reads in flight / latency); "

@@ -30,7 +30,6 @@ from saturate.dataset.scan.manifest import Rejected, is_url, masked
 from saturate.system import processes, storage, urls
 
 T = TypeVar("T")
-R = TypeVar("R")
 ReadAt = Callable[[int, int], bytes]
 """(place, length) -> so many bytes; dataset.scan.byte_ranges has the same type, and imports this module."""
 
@@ -42,7 +41,7 @@ PACKAGES = {
     "gcs": "gcsfs",
 }
 """Protocol -> the package that fsspec reads it with."""
-WRITABLE = (
+WRITABLE = [
     "s3",
     "gs",
     "gcs",
@@ -54,7 +53,7 @@ WRITABLE = (
     "ssh",
     "smb",
     "file",
-)
+]
 """Protocols that --output may have: a web server takes no files, and of the others nobody knows."""
 PAUSES_S = (0.2, 0.8, 3.2)
 """Seconds before a request is tried again; up to twice as long, so that readers do not all come at once."""
@@ -366,11 +365,11 @@ def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
         return list(threads.map(head_or_none, urls))
 
 
-def apart(work: Callable[[T], R], item: T) -> R:
-    """Return processes.apart(work, item): this process may fork later. Raises OSError also where that process was
+def apart(work: Callable[[], T]) -> T:
+    """Return processes.apart(work): this process may fork later. Raises OSError also where that process was
     ended, as by `watched`."""
     try:
-        return processes.apart(work, item)
+        return processes.apart(work)
     except BrokenProcessPool:
         raise OSError(errno.ETIMEDOUT, "no answer, and its process was ended") from None
 
