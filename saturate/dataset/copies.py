@@ -189,12 +189,10 @@ def _labels(splits: Sequence[Split], rows: Array) -> Array:
     for number, split in enumerate(splits):
         columns = split.columns
         own = rows["split"] == number
-        if not hasattr(columns, "label"):
-            continue
-        label = columns.label[rows["sample"][own]]
-        several = getattr(columns, "several", None)
-        if several is not None:
-            sets = (several[one].tobytes() for one in label.tolist())
-            label = [known.setdefault(one, len(known)) for one in sets]
-        labels[own] = label
+        if hasattr(columns, "label"):
+            label = columns.label[rows["sample"][own]]
+            if columns.several is not None:
+                sets = (columns.several[one].tobytes() for one in label.tolist())
+                label = [known.setdefault(one, len(known)) for one in sets]
+            labels[own] = label
     return labels

@@ -202,7 +202,7 @@ def test_an_error_of_reading_is_told_from_one_of_writing(
         if listed == "reading":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         where = tmp_path / "nowhere" if listed == "writing" else scan.made
-        write_file_list([b"a/0.jpg", b"a/1.jpg", b"b/0.jpg"], where, [0, 0, 1])
+        write_file_list(where, [([b"a/0.jpg", b"a/1.jpg", b"b/0.jpg"], [0, 0, 1])])
         return {"a": 0, "b": 1}
 
     data = fill(tmp_path / "data", {"a/0.jpg": JPEG, "a/1.jpg": JPEG, "b/0.jpg": JPEG})

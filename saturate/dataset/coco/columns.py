@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -117,12 +118,10 @@ class Instances(Pictures):
     @property
     def warnings(self) -> list[str]:
         """Return what the scan warns of, a line each: warnings.txt beside the columns."""
-        try:
-            return (
-                (self.folder / "warnings.txt").read_text(encoding="utf-8").splitlines()
-            )
-        except FileNotFoundError:  # of the synthetic stand-in
-            return []
+        with suppress(FileNotFoundError):  # of the synthetic stand-in
+            path = self.folder / "warnings.txt"
+            return path.read_text(encoding="utf-8").splitlines()
+        return []
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -138,12 +137,7 @@ class Instances(Pictures):
 
     def annotations(self, sample: int) -> slice:
         """Return the slice of the annotations that an image has."""
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
-        return slice(
-            int(self.annotation_offsets[sample]),
-            int(self.annotation_offsets[sample + 1]),
-        )
+        return slice(*self.annotation_offsets[sample : sample + 2].tolist())
 
     @cached_property
     def with_boxes(self) -> Array:
@@ -158,7 +152,9 @@ class Instances(Pictures):
     @cached_property
     def category_of(self) -> Array:
         """Return int64 [classes], the category of each class number; -1 for the background and gaps."""
-        return categories_of(self.class_of, len(self.classes))
+        found = np.full(len(self.classes), -1, np.int64)
+        found[self.class_of] = np.arange(len(self.class_of))
+        return found
 
 
 def class_numbers(category_ids: Array) -> Array:
@@ -184,20 +180,8 @@ def class_names(category_ids: Array, names: Sequence[str]) -> tuple[str, ...]:
         for name, i in zip(names, category_ids, strict=True)
     ]
     named = dict(zip(numbers.tolist(), shown, strict=True))
-    return (
-        BACKGROUND,
-        *(
-            named.get(number, UNUSED)
-            for number in range(1, int(numbers.max(initial=0)) + 1)
-        ),
-    )
-
-
-def categories_of(class_of: Array, classes: int) -> Array:
-    """Return int64 [classes]: the category of each class number, -1 where there is none."""
-    found = np.full(classes, -1, np.int64)
-    found[class_of] = np.arange(len(class_of))
-    return found
+    last = int(numbers.max(initial=0))
+    return (BACKGROUND, *(named.get(number, UNUSED) for number in range(1, last + 1)))
 
 
 def mirrored(names: Sequence[str]) -> Array:

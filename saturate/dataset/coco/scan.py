@@ -84,7 +84,7 @@ def open_coco(
     def fill(scan: Scan) -> Sequence[str]:
         rejects = scan.rejects
         with reading(file):
-            scan.remember(os.fsencode(file))
+            scan.remember(file)
             described, categories, annotations = _read(file, keypoints, scan)
         names = _class_names_of(file, categories, keypoints)
         listed = _Images(file, folder, prefixes, described, rejects)
@@ -112,10 +112,10 @@ def open_coco(
             listed.headers["size"][mine] = 0
         good = listed.good
         if not good.any():
-            why = f"left out: {rejects.count}, first {rejects.first}"
-            raise UserError(
-                f"--data: no image of {file} can be used; {why if rejects.first else 'it has none'}"
-            )
+            why = "it has none"
+            if rejects.first:
+                why = f"left out: {rejects.count}, first {rejects.first}"
+            raise UserError(f"--data: no image of {file} can be used; {why}")
         if shared:
             warnings.append(
                 f"{file.name} is of both splits: a tenth of its images validates, chosen by their names, "
@@ -191,7 +191,7 @@ def _read(
                     line = f"{NOUN[key]} {annotation_file.id_of(entry)}: {why}"
                     if key == "categories":
                         raise UserError(f"--data: {file}: {line}") from None
-                    scan.rejects(os.fsencode(file), line)
+                    scan.rejects(file, line)
                 if number % 1000 == 0:
                     scan.say(number, 0, "reading annotations")
     except NotCoco as error:
@@ -248,7 +248,7 @@ class _Images:
         count = Counter(image.image_id for image in images)
         for image_id in sorted(one for one in count if count[one] > 1):
             rejects(
-                os.fsencode(file),
+                file,
                 f"image {image_id}: {count[image_id]} images have this id; none of them is used",
             )
         alone = sorted(image for image in images if count[image.image_id] == 1)
@@ -303,7 +303,8 @@ class _Images:
         What claims more than `max_pixels` has none.
         """
         which = [i for i in np.flatnonzero(wanted).tolist() if i not in self.faults]
-        file_tree.write_file_list([self.paths[i] for i in which], scan.made)
+        paths = [self.paths[i] for i in which]
+        file_tree.write_file_list(scan.made, [(paths, [0] * len(paths))])
         faults: dict[bytes, str] = {}
         self.headers[which] = read_headers(
             entries, scan, faults.__setitem__, max_pixels
@@ -377,7 +378,7 @@ def _matched(
         for row in rows[which]:
             box = f"bbox {row['box'].tolist()} of image {row['image_id']}"
             line = f"annotation {row['annotation_id']}, {box}: {why}"
-            rejects(os.fsencode(images.file), line)
+            rejects(images.file, line)
 
     # annotations of images that are left out are counted in their lines
     kept = (image_of < 0) | images.good[image_of]
@@ -445,7 +446,7 @@ def _write(
     points = _moved(annotations.points, 2 * rows["points"], order)
     values = {
         "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
-        "path_offsets": np.cumsum([0, *map(len, paths)]),
+        "path_offsets": offsets_of([*map(len, paths)]),
         **{name: images.headers[name][good] for name in Header._fields},
         "image_id": images.ids[good],
         "annotation_offsets": offsets_of(np.bincount(image, minlength=len(paths))),

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from saturate.contracts import Array, Fetch, counted
+from saturate.contracts import Array, Columns, Fetch, counted
 from saturate.dataset.scan.manifest import Manifest
 
-C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
+C = TypeVar("C", bound="Pictures")
 # the column `format` holds the index
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")
 
@@ -50,7 +50,7 @@ TRANSPOSE = 4
 """Turns from here on swap height and width."""
 
 
-def shown_by(columns: Any) -> Array:
+def shown_by(columns: Pictures | np.recarray[Any, Any]) -> Array:
     """Return uint8 [n], the turns that EXIF asks viewers for; none of TIFF, which Pillow turns itself."""
     of_tiff = columns.format == FORMATS.index("tiff")
     return np.where(of_tiff, 0, TURN_OF[columns.orientation]).astype(np.uint8)
@@ -70,7 +70,7 @@ def as_shown(columns: C) -> C:
     return replace(columns, height=height, width=width, exif=turns)
 
 
-def told_of_exif(columns: Any, left_out: int = 0) -> str:
+def told_of_exif(columns: Pictures | np.recarray[Any, Any], left_out: int = 0) -> str:
     """Return a warning of images that EXIF turns and that are taken as stored; "" where there are none.
 
     So many more were `left_out` for their annotations are of the size that viewers show.
@@ -88,10 +88,10 @@ def told_of_exif(columns: Any, left_out: int = 0) -> str:
     )
 
 
-def stored_size(columns: Any, sample: int) -> tuple[int, int]:
+def stored_size(columns: Columns, sample: int) -> tuple[int, int]:
     """Return height and width of a sample's stored pixels, whether or not the columns are `as_shown`."""
     size = int(columns.height[sample]), int(columns.width[sample])
-    turns = getattr(columns, "exif", None)  # an own loop's columns need not have it
+    turns = columns.exif
     return size[::-1] if turns is not None and turns[sample] >= TRANSPOSE else size
 
 
@@ -120,7 +120,12 @@ class Images(Pictures):
 
     VERSION = "images 9"
     COLUMNS = Manifest.COLUMNS | {"label": "i4"} | CODES  # label: index into classes
-    FINGERPRINT = ("path_bytes", "path_offsets", "size", "label")
+    FINGERPRINT: ClassVar[tuple[str, ...]] = (
+        "path_bytes",
+        "path_offsets",
+        "size",
+        "label",
+    )
     # columns [n] that a store adds to those of a header
     EXTRA: ClassVar[tuple[str, ...]] = ()
 

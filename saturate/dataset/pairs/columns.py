@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,32 +31,37 @@ class Pairs:
     rejected = 0
     exif = None
     fetch = None
-    height: Array = field(init=False)  # int32 [n], of the large images
-    width: Array = field(init=False)
-    # int64 [n], bytes that are read for a sample, of both files
-    size: Array = field(init=False)
-    # int64 [n], the place of each sample's image in `high`
-    of_high: Array = field(init=False)
-    of_low: Array | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        size = np.asarray(self.high.size[self.images])
-        of_low = None
-        if self.low is not None and self.small is not None:
-            size = size + self.low.size[self.small]
-            of_low = np.repeat(self.small, self.patches)
-        made = {
-            "height": np.repeat(self.high.height[self.images], self.patches),
-            "width": np.repeat(self.high.width[self.images], self.patches),
-            "size": np.repeat(size // self.patches, self.patches),
-            "of_high": np.repeat(self.images, self.patches),
-            "of_low": of_low,
-        }
-        for name, column in made.items():  # the dataclass is frozen
-            object.__setattr__(self, name, column)
+    @cached_property
+    def height(self) -> Array:
+        """Return int [n], of the large images."""
+        return self.high.height[self.of_high]
+
+    @cached_property
+    def width(self) -> Array:
+        """Return int [n], of the large images."""
+        return self.high.width[self.of_high]
+
+    @cached_property
+    def size(self) -> Array:
+        """Return int64 [n], bytes that are read for a sample, of both files."""
+        size = self.high.size[self.of_high]
+        if self.low is not None:
+            size = size + self.low.size[self.of_low]
+        return size // self.patches
+
+    @cached_property
+    def of_high(self) -> Array:
+        """Return int64 [n], the place of each sample's image in `high`."""
+        return np.repeat(self.images, self.patches)
+
+    @cached_property
+    def of_low(self) -> Array | None:
+        """Return int64 [n], the place of each sample's image in `low`."""
+        return None if self.small is None else np.repeat(self.small, self.patches)
 
     def __len__(self) -> int:
-        return len(self.height)
+        return len(self.of_high)
 
     @property
     def made(self) -> bool:

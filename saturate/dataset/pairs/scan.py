@@ -79,7 +79,7 @@ def open_pairs(
             f"has a side of {sides.max()}; a smaller --patch-size, or --shave"
         )
     said = [columns.left_out] if columns.left_out else []
-    if low is not None and low.left_out:
+    if low and low.left_out:
         said.append(f"small images: {low.left_out}")
     if not kept.all():
         said.append(_too_small(high, images[~kept], split, least))

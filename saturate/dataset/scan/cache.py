@@ -90,11 +90,6 @@ def remembered(
         finally:
             lock.release()
     except OSError as error:
-        path = error.filename
-        if isinstance(path, str | bytes) and storage.failed(error):
-            path = os.fsencode(path)
-            if not path.startswith(os.fsencode(home)):
-                raise storage.end_scan(error, manifest.printable(path)) from error
         # another folder would not help
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise storage.fault(error, str(home), storage.SCAN_AGAIN) from error

@@ -20,6 +20,7 @@ from saturate.dataset.scan import names as named
 from saturate.dataset.scan.manifest import (
     BROKEN_LINK,
     FILE_LIST,
+    Name,
     Rejects,
     printable,
     writing,
@@ -52,14 +53,14 @@ class Scan:
     # folders and files that show a later change
     visits: list[Visit] = field(default_factory=list)
 
-    def remember(self, *names: bytes) -> None:
+    def remember(self, *names: Name) -> None:
         """Add folders and files, by paths below the root or absolute ones. Raises UserError."""
         root = os.fsencode(self.root)
         for name in names:
             try:
-                self.visits.append(visit(root, name)[0])
+                self.visits.append(visit(root, os.fsencode(name))[0])
             except OSError as error:
-                path = printable(os.path.join(root, name))
+                path = printable(self.root / os.fsdecode(name))
                 raise storage.end_scan(error, path) from None
             settle(max(self.visits[-1][1:3]))
 
@@ -124,7 +125,7 @@ def labels(
     if classes is None and not chosen and (copy := _copy_of_all(root, found)):
         flag = ", or name the classes, or all, with --classes" * (wanted == "image")
         raise UserError(
-            f"--data: {root}/{printable(os.fsencode(copy))} has a folder of the name of each other class, and may be "
+            f"--data: {root}/{printable(copy)} has a folder of the name of each other class, and may be "
             f"a copy of the set: move it elsewhere{flag}"
         )
     return numbered(found, classes, f"{root} has class folder", f"{wanted}s")
@@ -178,72 +179,57 @@ def numbered(
     unknown = [name for name in names if numbers[name] is None]
     if unknown:
         raise UserError(
-            f"--data: {has} '{printable(os.fsencode(unknown[0]))}' ({len(unknown)} such), "
+            f"--data: {has} '{printable(unknown[0])}' ({len(unknown)} such), "
             f"which is none of the {len(known)} classes of the training data; "
             f"remove or rename it, or add one of that name there, with {files} that can be read"
         )
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def list_files(scan: Scan, labels: dict[str, int]) -> int:
-    """Write path, end and label of every candidate below class folders to made/file_list.*; return their number.
+def list_files(scan: Scan, labels: dict[str, int]) -> None:
+    """Write path, end and label of every candidate below class folders to made/file_list.*.
 
     They are in the order of the paths' bytes.
     """
     root = scan.root
     # a link to one of these leads back to itself: it would be followed for ever
     above = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
-    with FileList(scan.made) as listed:
+
+    def pieces() -> Iterator[tuple[list[bytes], Array]]:
+        total = 0
         # with the slash, as the paths of their files sort: a-b/ comes before a/
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(
                 os.fsencode(root), os.fsencode(name), above, scan.visits, scan.rejects
             ):
-                listed.add(files, np.full(len(files), labels[name]))
-                scan.say(listed.total, 0, "listing files")
-    return listed.total
+                yield files, np.full(len(files), labels[name])
+                total += len(files)
+                scan.say(total, 0, "listing files")
 
-
-class FileList:
-    """Writes made/file_list.*, a piece at a time: of each entry its name, where that ends, its label."""
-
-    def __init__(self, made: Path) -> None:
-        self.total = 0
-        self._end = 0
-        self._stack = ExitStack()
-        with writing():
-            self._paths, self._offsets, self._labels = (
-                self._stack.enter_context((made / f"file_list.{name}").open("wb"))
-                for name in FILE_LIST
-            )
-            self._offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
-
-    def add(self, names: Sequence[bytes], labels: Sequence[int] | Array) -> None:
-        """Write these entries behind those before."""
-        if not names:
-            return
-        ends = self._end + np.cumsum(list(map(len, names)), dtype=FILE_LIST["offsets"])
-        with writing():
-            self._paths.write(b"".join(names))
-            self._offsets.write(ends.tobytes())
-            self._labels.write(np.asarray(labels, FILE_LIST["labels"]).tobytes())
-        self.total += len(names)
-        self._end = int(ends[-1])
-
-    def __enter__(self) -> FileList:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with writing():
-            self._stack.close()
+    write_file_list(scan.made, pieces())
 
 
 def write_file_list(
-    files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None
+    made: Path, pieces: Iterable[tuple[Sequence[bytes], Sequence[int] | Array]]
 ) -> None:
-    """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
-    with FileList(made) as listed:
-        listed.add(files, [0] * len(files) if labels is None else labels)
+    """Write made/file_list.*: the names of entries and their labels, a piece at a time, and where each name ends."""
+    end = 0
+    with ExitStack() as stack:
+        with writing():
+            paths, offsets, of_classes = (
+                stack.enter_context((made / f"file_list.{name}").open("wb"))
+                for name in FILE_LIST
+            )
+            offsets.write(np.zeros(1, "i8").tobytes())
+        for names, labels in pieces:
+            ends = end + np.cumsum([*map(len, names)], dtype="i8")
+            end = ends[-1] if names else end
+            with writing():
+                paths.write(b"".join(names))
+                offsets.write(ends.tobytes())
+                of_classes.write(np.asarray(labels, "i4").tobytes())
+        with writing():
+            stack.close()
 
 
 def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:

@@ -133,7 +133,7 @@ class List:
             filled = fields[0] if self.grammar.sets else all(fields)
             right = len(fields) == 2 or (self.grammar.segments and _has_segment(fields))
             if not (right and filled) or "\0" in fields[0]:
-                line = _shown(self.separator.join(fields))[:200]
+                line = printable(self.separator.join(fields))[:200]
                 raise self.wrong(number, f"is '{line}'; {self.grammar.expected}")
             yield number, fields
 
@@ -154,8 +154,8 @@ class List:
         is_file = os.path.isfile(scan.root / self.in_form(name))
         if not odd or "/" in name or label in labels or is_file:
             return False
-        line = f"line 1 is a heading: {_shown(self.begin.strip())[:200]}"
-        scan.rejects(os.fsencode(self.path), line, is_mistake=False)
+        line = f"line 1 is a heading: {printable(self.begin.strip())[:200]}"
+        scan.rejects(self.path, line, is_mistake=False)
         return True
 
     def without_rows(self) -> UserError:
@@ -212,7 +212,7 @@ class List:
         except csv.Error as error:
             raise self.wrong(
                 number,
-                f"cannot be split ({_shown(str(error))}): a field that begins with a quote has one at its "
+                f"cannot be split ({printable(str(error))}): a field that begins with a quote has one at its "
                 "end too; is a quote left open? One that is a part of a name is written as CSV does, "
                 '"""5 inch"',
             ) from None
@@ -298,12 +298,8 @@ class Labels:
         return classes, numbers_of, numbers or named is not None
 
     def _wrong(self, number: int, what: str) -> UserError:
-        label = _shown([*self.number_of][number])[:50]
+        label = printable([*self.number_of][number])[:50]
         return self._list.wrong(self._lines[number], f"has the label '{label}', {what}")
-
-
-def _shown(text: str) -> str:
-    return printable(os.fsencode(text))
 
 
 def class_names(*folders: Path) -> list[str] | None:
@@ -336,5 +332,5 @@ def require_once(names: Sequence[str], where: str) -> None:
     ((name, count), *_) = Counter(names).most_common(1) or [("", 0)]
     if count > 1:
         raise UserError(
-            f"--data: {where} names '{_shown(name)}' twice; each name may be there once"
+            f"--data: {where} names '{printable(name)}' twice; each name may be there once"
         )

@@ -29,6 +29,7 @@ from saturate.system.urls import masked as masked
 
 PIECE = 1 << 20
 """Names that are copied at once: bounds the memory."""
+Name = str | bytes | os.PathLike[str]
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://")
 
 
@@ -121,8 +122,6 @@ class Manifest:
 
         The name of a file is its path below root, or an absolute one.
         """
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
         file = int(self.files(sample))
         begin, end = self.path_offsets[file : file + 2]
         return self.path_bytes[begin:end].tobytes()
@@ -216,7 +215,7 @@ def write_paths(made: Path, good: Array) -> None:
         end += len(kept)
 
 
-def offsets_of(counts: Array) -> Array:
+def offsets_of(counts: Array | Sequence[int]) -> Array:
     """Return int64 [n + 1], where each of n pieces of so many values begins, and the end."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -274,26 +273,26 @@ def sweep(home: Path) -> None:
 
 def is_url(name: str | bytes) -> bool:
     """Whether a name is a URL, and no path."""
-    return bool(_URL.match(name if isinstance(name, bytes) else os.fsencode(name)))
+    return bool(_URL.match(os.fsencode(name)))
 
 
-def printable(path: bytes) -> str:
+def printable(path: Name) -> str:
     """Return a path, or a masked URL, on one line: what is no printable UTF-8 is escaped."""
-    return escaped(masked(path.decode("utf-8", "backslashreplace")))
+    return escaped(masked(os.fsencode(path).decode("utf-8", "backslashreplace")))
 
 
 BROKEN_LINK = "broken link"
 
 
+@dataclass
 class Rejects:
     """rejected.txt: a line for each path that is left out, and why."""
 
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-        self.count = 0
-        self.first = ""
+    file: TextIO
+    count: int = 0
+    first: str = ""
 
-    def __call__(self, path: bytes, why: str, *, is_mistake: bool = True) -> None:
+    def __call__(self, path: Name, why: str, *, is_mistake: bool = True) -> None:
         """Name what is left out; `first` is the first that is a mistake, as the heading of a list is not."""
         line = f"{printable(path)}\t{one_line(why)}"
         with writing():

@@ -230,11 +230,7 @@ def heads_of(urls: tuple[str, ...]) -> list[remote.Head]:
         heads = remote.apart(partial(remote.heads, urls))
     except OSError as error:
         raise storage.end_scan(error, masked(str(error.filename))) from None
-    found = []
-    for url, head in zip(urls, heads, strict=True):
-        if head is None:
-            raise UserError(
-                f"--data: there is no {masked(url)}; put it there, or name another"
-            )
-        found.append(head)
-    return found
+    if None in heads:
+        lacking = masked(urls[heads.index(None)])
+        raise UserError(f"--data: there is no {lacking}; put it there, or name another")
+    return [head for head in heads if head]

@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from saturate.contracts import Array, Source, Split, UserError
 from saturate.dataset.images.columns import Images
@@ -125,12 +125,23 @@ def missing(data: Path, split: str) -> str:
     return f"class folders in {split}/" if others else ""
 
 
-def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Split:
+def open(
+    data: Path,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    unwanted: Mapping[str, str] | None = None,
+    chosen: bool = False,
+    read_delay_s: float = 0.0,
+    **how: Unpack[Options],
+) -> Split[Images]:
     """Open the images of data/split/<class>/, as dataset.stores.SourceModule says. Raises UserError.
 
     `unwanted` folders, name -> why, are no classes; `chosen`: the others are, by --classes.
     """
-    columns = open_folder(data / split, **how)
+    columns = open_folder(
+        data / split, classes=classes, unwanted=unwanted, chosen=chosen, **how
+    )
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
@@ -155,7 +166,7 @@ def open_folder(
         )
 
     def list_files(scan: Scan) -> dict[str, int]:
-        scan.remember(b"")
+        scan.remember("")
         labels = file_tree.labels(scan, classes, unwanted=unwanted, chosen=chosen)
         file_tree.list_files(scan, labels)
         return labels

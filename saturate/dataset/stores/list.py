@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from saturate.contracts import Array, Split, UserError
-from saturate.dataset.images.columns import Unread
+from saturate.dataset.images.columns import Images, Unread
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree, lists
 from saturate.dataset.scan.byte_ranges import Files
+from saturate.dataset.scan.cache import Options
 from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.label_sets import taken_apart
 from saturate.dataset.scan.lists import VERSION, Grammar, Labels, List, class_names
@@ -44,13 +45,12 @@ class Listed(Folder):
         One whose header could not be read has no bytes, so that no decoder takes it: it is masked and named.
         """
         columns = self.manifest
-        if not isinstance(columns, Unread):
-            return super().read(sample)
-        if not columns.height[sample]:
-            with open_bytes(self.path(sample)) as file:
-                return file.read()
-        if not columns.components[sample]:
-            return b""
+        if isinstance(columns, Unread):
+            if not columns.height[sample]:
+                with open_bytes(self.path(sample)) as file:
+                    return file.read()
+            if not columns.components[sample]:
+                return b""
         return super().read(sample)
 
 
@@ -73,8 +73,8 @@ def open(
     unread: bool = False,
     sets: bool = False,
     separator: str | None = None,
-    **how: Any,
-) -> Split:
+    **how: Unpack[Options],
+) -> Split[Images]:
     """Open the images of data/<split>.csv, as dataset.stores.SourceModule says, in the order of its lines.
 
     Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie.
@@ -93,7 +93,7 @@ def open(
     of_scan = None if sets else classes
 
     def list_files(scan: Scan) -> dict[str, int]:
-        scan.remember(os.fsencode(path))
+        scan.remember(path)
         labels = _write_file_list(listed, scan)
         used, class_of, _ = labels.classes(of_scan, None if sets else named)
         _renumber(scan.made, class_of)
@@ -150,7 +150,9 @@ def _write_pieces(
 ) -> Labels:
     labels = Labels(listed)
     below = os.fsencode(f"{scan.root}/")
-    with file_tree.FileList(scan.made) as files:
+
+    def meant() -> Iterator[tuple[list[bytes], Array]]:
+        total = 0
         for names, numbers in pieces(listed, labels, has_heading):
             # one search in all of them, since there may be millions
             lines = b"\n" + b"\n".join(names)
@@ -158,8 +160,11 @@ def _write_pieces(
                 names = [name.removeprefix(below).removeprefix(b"./") for name in names]
             if listed.form:
                 names = [os.fsencode(listed.in_form(os.fsdecode(one))) for one in names]
-            files.add(names, numbers)
-            scan.say(files.total, 0, "reading the list")
+            yield names, numbers
+            total += len(names)
+            scan.say(total, 0, "reading the list")
+
+    file_tree.write_file_list(scan.made, meant())
     return labels
 
 

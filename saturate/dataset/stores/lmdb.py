@@ -16,14 +16,16 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
 from saturate.contracts import Array, Split, UserError, counted
+from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan.byte_ranges import Entries, ReadAt
+from saturate.dataset.scan.cache import Options
 from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import Rejected, Rejects, printable
 from saturate.dataset.stores.entries import EntrySource
@@ -222,7 +224,7 @@ class Store(Entries):
 class LmdbSource(EntrySource):
     """A contracts.Source of values, by the names in columns."""
 
-    def __init__(self, columns: Any, store: Store, read_delay_s: float) -> None:
+    def __init__(self, columns: Images, store: Store, read_delay_s: float) -> None:
         super().__init__(columns, read_delay_s)
         self.store = store
 
@@ -247,8 +249,8 @@ def open(
     classes: Sequence[str] | None = None,
     read_delay_s: float = 0.0,
     labels: str | None = None,
-    **how: Any,
-) -> Split:
+    **how: Unpack[Options],
+) -> Split[Images]:
     """Open the images of data/<split>.lmdb, as dataset.stores.SourceModule says.
 
     With `labels`, PREFIX, keys are class/name even where the store has its own list. Raises UserError.
@@ -260,9 +262,9 @@ def open(
     labelled = partial(_by_own_list if own else _by_prefix, store)
 
     def list_files(scan: Scan) -> dict[str, int]:
-        scan.remember(os.fsencode(store.file))
+        scan.remember(store.file)
         names, numbers, label_of = labelled(classes, scan.rejects)
-        file_tree.write_file_list(names, scan.made, numbers)
+        file_tree.write_file_list(scan.made, [(names, numbers)])
         return label_of
 
     columns = open_images(

@@ -41,7 +41,7 @@ PACKAGES = {
     "gcs": "gcsfs",
 }
 """Protocol -> the package that fsspec reads it with."""
-WRITABLE = [
+WRITABLE = (
     "s3",
     "gs",
     "gcs",
@@ -53,7 +53,7 @@ WRITABLE = [
     "ssh",
     "smb",
     "file",
-]
+)
 """Protocols that --output may have: a web server takes no files, and of the others nobody knows."""
 PAUSES_S = (0.2, 0.8, 3.2)
 """Seconds before a request is tried again; up to twice as long, so that readers do not all come at once."""

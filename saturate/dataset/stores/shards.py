@@ -22,7 +22,7 @@ from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan import names as named
 from saturate.dataset.scan.byte_ranges import Entries, RangeFile, ReadAt, unreadable
-from saturate.dataset.scan.cache import reading
+from saturate.dataset.scan.cache import Options, reading
 from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.lists import Grammar, Labels, class_names
 from saturate.dataset.scan.manifest import (
@@ -269,7 +269,7 @@ Row = tuple[bytes, int, Entry]
 class _Listing(Entries):
     """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
 
-    by_index: ClassVar[bool] = True
+    by_index = True
     grammar: ClassVar[Grammar] = Grammar(
         expected="a label is the number of a class, or its name"
     )
@@ -326,9 +326,9 @@ class _Listing(Entries):
 
     def __call__(self, scan: Scan) -> dict[str, int]:
         """Walk the shards; write made/file_list.* of their images; return {class: label}."""
-        scan.remember(*map(os.fsencode, self.shards.watched))
+        scan.remember(*self.shards.watched)
         rows = self._rows = self.rows(scan)
-        columns = {
+        columns: dict[str, Array] = {
             "shard": np.array([shard for _, shard, _ in rows], np.int32),
             "offset": np.array([entry.offset for *_, entry in rows], np.int64),
         }
@@ -342,7 +342,7 @@ class _Listing(Entries):
             used, class_of, self.listed = labels.classes(self.classes, self.named)
             numbers = class_of[numbers].tolist()
         names = [name for name, _, _ in rows]
-        file_tree.write_file_list(names, scan.made, numbers)
+        file_tree.write_file_list(scan.made, [(names, numbers)])
         return {name: label for label, name in enumerate(used)}
 
     @contextmanager
@@ -550,9 +550,8 @@ class ShardStore:
         classes: Sequence[str] | None = None,
         read_delay_s: float = 0.0,
         labels: str | None = None,
-        rescan: bool = False,
-        **how: Any,
-    ) -> Split:
+        **how: Unpack[Options],
+    ) -> Split[ShardImages]:
         """Open the images of a split, as dataset.stores.SourceModule says.
 
         `labels` is what --label-key says: where a shard has the labels. Raises UserError.
@@ -572,6 +571,7 @@ class ShardStore:
             classes=classes,
             named=named,
         )
+        how["rescan"] = how.get("rescan", False) or not shards.comparable
         columns = open_images(
             real,
             listing,
@@ -590,7 +590,7 @@ class ShardStore:
             table=ShardImages,
             classes=classes,
             listed=lambda: listing.listed,
-            rescan=rescan or not shards.comparable,
             **how,
         )
+        assert isinstance(columns, ShardImages)
         return Split(columns=columns, source=ShardSource(columns, shards, read_delay_s))

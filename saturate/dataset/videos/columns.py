@@ -184,7 +184,5 @@ class Videos(Manifest):
         return self.frame_keys[self._frames(sample)]
 
     def _frames(self, sample: int) -> slice:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
         file = self.file[sample]
-        return slice(self.frame_offsets[file], self.frame_offsets[file + 1])
+        return slice(*self.frame_offsets[file : file + 2])

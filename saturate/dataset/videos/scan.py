@@ -65,21 +65,22 @@ def open_videos(
         reject = scan.rejects
         with reading(data):
             if listed:
-                scan.remember(os.fsencode(real.name))
+                scan.remember(real.name)
                 files, samples, names, fixed = read_list(real, classes, scan)
                 scan.remember_folders(files)
-                file_tree.write_file_list(files, scan.made)
+                file_tree.write_file_list(scan.made, [(files, [0] * len(files))])
                 used = {names[label] for label in np.unique(samples["label"]).tolist()}
             else:
-                scan.remember(b"")
+                scan.remember("")
                 fixed = False
                 labels = file_tree.labels(scan, classes, "video")
-                total = file_tree.list_files(scan, labels)
+                file_tree.list_files(scan, labels)
                 names = sorted(labels, key=labels.__getitem__)
-                samples = np.zeros(total, SAMPLE)
-                samples["file"] = np.arange(total)
+                label = file_list(scan.made)[2]
+                samples = np.zeros(len(label), SAMPLE)
+                samples["file"] = np.arange(len(label))
                 samples["end"] = np.inf
-                samples["label"] = file_list(scan.made)[2]
+                samples["label"] = label
                 used = set(labels)
         names = list(classes or names)
         records = _read_all(scan, max_pixels, how.get("workers", 0))
@@ -93,9 +94,9 @@ def open_videos(
                     continue
                 if listed:
                     why = f"class '{name}' has no video that can be read"
-                    reject(os.fsencode(real), why)
+                    reject(real, why)
                 else:
-                    reject(os.fsencode(real / name), "class without a video")
+                    reject(real / name, "class without a video")
             if classes is None:
                 # one without a video has no label: those behind it move up
                 rows["label"] = (np.cumsum(counts > 0) - 1)[rows["label"]]
@@ -149,9 +150,10 @@ def _read_all(scan: Scan, max_pixels: int, workers: int) -> Array:
     return records
 
 
-def _pack(times: list[Times]) -> tuple[Array, Array, Array]:
-    records, pts, keys = zip(*times, strict=True)
-    return np.array(list(records), RECORD), np.concatenate(pts), np.concatenate(keys)
+def _pack(times: list[Times]) -> tuple[Array, bytes, bytes]:
+    records, *frames = zip(*times, strict=True)
+    pts, keys = (np.concatenate(each).tobytes() for each in frames)
+    return np.array([*records], RECORD), pts, keys
 
 
 def _segments(scan: Scan, samples: Array, records: Array) -> Array:
