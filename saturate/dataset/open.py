@@ -426,8 +426,9 @@ def _opener(
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
             "give --exif stored, or leave --trust-list out"
         )
+    of_files = settings.source == "auto" or source_named(settings.source).FILES
     if content == "instances" or content == "keypoints":
-        if settings.source != "auto" and not source_named(settings.source).FILES:
+        if not of_files:
             raise UserError(
                 f"--source {settings.source} is for images with a label; images of annotations are files"
             )
@@ -442,20 +443,24 @@ def _opener(
             f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
         )
     if content == "videos":
-        if settings.source != "auto" and not source_named(settings.source).FILES:
+        if not of_files:
             raise UserError(
                 f"--source {settings.source} is for images; videos are files, in class folders or in lists: "
                 "leave it out"
             )
-        return partial(_open_videos, _list_or_folder(root, split, must_be))
+        found = list_of(root, split)
+        if not found and not (root / split).exists():
+            raise UserError(
+                f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
+                "lists of Kinetics, UCF101, HMDB51 and Something-Something become such"
+            )
+        return partial(_open_videos, found or root / split)
     name = choose_source(settings.source, root, split)
     module = source_named(name)
     if lacking := module.missing(root, split):
-        hint = (
-            val_split.hint(root)
-            if name == "folder" and not settings.multi_label
-            else ""
-        )
+        hint = ""
+        if name == "folder" and not settings.multi_label:
+            hint = val_split.hint(root)
         if not hint or hint.endswith(" "):
             hint += f"it must be {must_be}"
         raise UserError(f"--data {root}: has no {lacking}; {hint}")
@@ -522,18 +527,6 @@ def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
 def list_of(root: Path, split: str) -> Path | None:
     """Return the list of a split of videos, which goes before its folder."""
     return next(iter(lists.find(root, split)), None)
-
-
-def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
-    """Return the list of a split of videos, or its folder. Raises UserError."""
-    if found := list_of(root, split):
-        return found
-    if (root / split).exists():
-        return root / split
-    raise UserError(
-        f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
-        "lists of Kinetics, UCF101, HMDB51 and Something-Something become such"
-    )
 
 
 def tell_of_classes(

@@ -474,20 +474,6 @@ class ShardStore:
             f"a folder with {name} shards, train/*{self.ending}, or their URLs in train/shards.txt",
         )
 
-    def _names(self, folder: Path) -> list[str]:
-        """Return the sorted names of the shards in a folder. Raises UserError and OSError."""
-        inside = file_tree.names_below(folder)
-        found = named.shards(inside, self.ending, str(folder))
-        if found:
-            # beside class folders without a shard nothing more is looked at
-            nested = [
-                os.path.relpath(os.path.join(place, name), folder)
-                for place, _, files in os.walk(folder)
-                for name in files
-            ]
-            named.shards(nested, self.ending, str(folder))
-        return found
-
     def _urls(self, data: Path, split: str) -> dict[str, str]:
         """Return name -> URL of the shards that shards.txt names. Raises UserError."""
         return {} if hasattr(self.kind, "find") else urls_of(data / split)
@@ -495,11 +481,23 @@ class ShardStore:
     def _find(self, data: Path, split: str) -> ShardList | None:
         """Return the shards that are files; None where there are none. Raises UserError and OSError."""
 
+        folder = data / split
+
         def find() -> ShardList | None:
             if hasattr(self.kind, "find"):
                 listed: ShardList | None = self.kind.find(data, split)
                 return listed
-            return ShardList.of_files(data / split, self._names(data / split))
+            inside = file_tree.names_below(folder)
+            found = named.shards(inside, self.ending, str(folder))
+            if found:
+                # beside class folders without a shard nothing more is looked at
+                nested = [
+                    os.path.relpath(os.path.join(place, name), folder)
+                    for place, _, files in os.walk(folder)
+                    for name in files
+                ]
+                named.shards(nested, self.ending, str(folder))
+            return ShardList.of_files(folder, found)
 
         return storage.in_scan(find, lambda: str(data))
 
@@ -521,27 +519,6 @@ class ShardStore:
             there = True
         return "" if there else f"{split}/*{self.ending}"
 
-    def _shards(self, data: Path, split: str) -> ShardList:
-        if urls := self._urls(data, split):
-            return ShardList.of_urls(data / split, urls)
-        with reading(data / split):
-            shards = self._find(data, split)
-        if not shards:
-            raise UserError(
-                f"--data {data}: has no {split}/*{self.ending}; it must be {self.HOLDS}"
-            )
-        return shards
-
-    def _prepared(self, shards: ShardList, label_key: str | None = None) -> Any:
-        """Return what the kind's `prepare` does; None without one. Raises UserError."""
-        if not hasattr(self.kind, "prepare"):
-            return None
-        with reading(shards.folder):
-            return storage.in_scan(
-                partial(self.kind.prepare, shards, label_key),
-                lambda: str(shards.folder),
-            )
-
     def open(
         self,
         data: Path,
@@ -557,9 +534,22 @@ class ShardStore:
         `labels` is what --label-key says: where a shard has the labels. Raises UserError.
         """
         real = Path(os.path.realpath(data))
-        shards = self._shards(real, split)
-        about = self._prepared(shards, labels)
+        if urls := self._urls(real, split):
+            shards = ShardList.of_urls(real / split, urls)
+        else:
+            with reading(real / split):
+                found = self._find(real, split)
+            if not found:
+                raise UserError(
+                    f"--data {real}: has no {split}/*{self.ending}; it must be {self.HOLDS}"
+                )
+            shards = found
         folder = shards.folder
+        about = None
+        if hasattr(self.kind, "prepare"):
+            prepare = partial(self.kind.prepare, shards, labels)
+            with reading(folder):
+                about = storage.in_scan(prepare, lambda: str(folder))
         named = getattr(about, "classes", None) or class_names(
             folder, real, real / "train"
         )

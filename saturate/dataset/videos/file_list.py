@@ -9,7 +9,7 @@ dataset/scan/lists.py says how lines are split.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,12 @@ from saturate.dataset.scan.lists import Grammar, Labels, List, class_names
 
 # seconds; the whole file: 0 to infinity
 SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])
-EXPECTED = (
-    "a line is 'path label' or 'path label start end' (decimal seconds from 0 on, such as 2.5), separated in "
-    "all lines by TABs, semicolons, commas (then quote a path that holds one) or blanks"
+GRAMMAR = Grammar(
+    expected="a line is 'path label' or 'path label start end' (decimal seconds from 0 on, such as 2.5), separated in "
+    "all lines by TABs, semicolons, commas (then quote a path that holds one) or blanks",
+    separators="\t;,",
+    segments=True,
 )
-GRAMMAR = Grammar(expected=EXPECTED, separators="\t;,", segments=True)
 
 
 def read_list(
@@ -42,7 +43,13 @@ def read_list(
     labels = Labels(lines)
     places: dict[bytes, int] = {}
     rows = []
-    for number, text, label, start, end in _lines(lines, scan):
+    for number, (text, label, *part) in lines.rows(skip=lines.heading(scan)):
+        start, end = map(float, part) if part else (0.0, np.inf)
+        if not start < end:
+            raise lines.wrong(
+                number,
+                f"has a segment that ends at {end:g} s and starts at {start:g} s; the end must lie behind",
+            )
         name = os.fsencode(lines.in_form(text))
         if b"\0" in name:
             raise lines.wrong(number, "has a NUL in its path")
@@ -61,15 +68,3 @@ def read_list(
     samples = np.array(rows, SAMPLE)
     samples["label"] = class_of[samples["label"]]
     return list(places), samples, used, fixed
-
-
-def _lines(lines: List, scan: Scan) -> Iterator[tuple[int, str, str, float, float]]:
-    """Yield (line number, path, label, start, end) of each line that is not empty."""
-    for number, (name, label, *part) in lines.rows(skip=lines.heading(scan)):
-        start, end = map(float, part) if part else (0.0, np.inf)
-        if not start < end:
-            raise lines.wrong(
-                number,
-                f"has a segment that ends at {end:g} s and starts at {start:g} s; the end must lie behind",
-            )
-        yield number, name, label, start, end
