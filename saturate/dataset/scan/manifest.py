@@ -201,8 +201,10 @@ def write_paths(made: Path, good: Array) -> None:
     """Write the columns of paths: the names of the `good` entries, bool [n], of made/file_list.*."""
     paths, offsets, _ = file_list(made)
     lengths = np.diff(offsets)
-    kept_offsets = offsets_of(lengths[good])
-    write_column(made, "path_offsets", "i8", kept_offsets)
+    kept_offsets = np.lib.format.open_memmap(
+        made / "path_offsets.npy", "w+", offsets.dtype, (np.count_nonzero(good) + 1,)
+    )
+    np.cumsum(lengths[good], out=kept_offsets[1:])
     path_bytes = np.lib.format.open_memmap(
         made / "path_bytes.npy", "w+", paths.dtype, (int(kept_offsets[-1]),)
     )

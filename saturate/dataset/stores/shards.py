@@ -281,7 +281,9 @@ class _Listing(Entries):
     classes: Sequence[str] | None = None
     named: Sequence[str] | None = None
     listed: bool = False
-    _rows: list[Row] = field(default_factory=list)
+    # of each image its name, and int64 [n, 3]: its shard, first byte and bytes
+    _names: Sequence[bytes] = ()
+    _places: Array = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     # of a process that reads URLs: a shard, the place in it of some bytes, and these
     _held: tuple[int, int, bytes] = (-1, 0, b"")
 
@@ -291,12 +293,12 @@ class _Listing(Entries):
     @contextmanager
     def opened(self, index: Any) -> Iterator[tuple[int, ReadAt]]:
         """Open the entry of that number in the list."""
-        (_, shard, entry), *following = self._rows[index : index + 2]
+        place, *following = self._places[index : index + 2].tolist()
+        shard, begin, _ = place
         is_near = self.remote and any(
-            other == shard and 0 < behind.offset - entry.offset < REMOTE_WINDOW // 4
-            for _, other, behind in following
+            other == shard and 0 < behind - begin < REMOTE_WINDOW // 4
+            for other, behind, _ in following
         )
-        place = shard, entry.offset, entry.size
         with self.shards.opened_entry(*place) as (size, read_at):
             yield size, partial(self._ahead, *place) if is_near else read_at
 
@@ -317,8 +319,7 @@ class _Listing(Entries):
         """Return what rejected.txt calls an entry, or a class."""
         if isinstance(index, bytes):
             return index
-        name, shard, _ = self._rows[index]
-        return self.shards.shown(shard, name)
+        return self.shards.shown(self._places[index, 0], self._names[index])
 
     def wrong(self, line: int, what: str) -> UserError:
         """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
@@ -327,21 +328,19 @@ class _Listing(Entries):
     def __call__(self, scan: Scan) -> dict[str, int]:
         """Walk the shards; write made/file_list.* of their images; return {class: label}."""
         scan.remember(*self.shards.watched)
-        rows = self._rows = self.rows(scan)
-        columns: dict[str, Array] = {
-            "shard": np.array([shard for _, shard, _ in rows], np.int32),
-            "offset": np.array([entry.offset for *_, entry in rows], np.int64),
-        }
+        rows = self.rows(scan)
+        names = self._names = [name for name, _, _ in rows]
+        places = [(shard, entry.offset, entry.size) for _, shard, entry in rows]
+        self._places = np.array(places, np.int64).reshape(-1, 3)
         with writing():
-            for name, values in columns.items():
-                np.save(scan.made / f"file_list.{name}.npy", values)
+            for column, values in zip(ShardImages.EXTRA, self._places.T, strict=False):
+                np.save(scan.made / f"file_list.{column}.npy", values)
         labels = Labels(self)
         numbers = [labels.number(row[2].label, line) for line, row in enumerate(rows)]
         used: Sequence[str] = ()
         if rows:
             used, class_of, self.listed = labels.classes(self.classes, self.named)
             numbers = class_of[numbers].tolist()
-        names = [name for name, _, _ in rows]
         file_tree.write_file_list(scan.made, [(names, numbers)])
         return {name: label for label, name in enumerate(used)}
 
