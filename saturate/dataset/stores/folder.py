@@ -6,7 +6,8 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -30,29 +31,54 @@ MEND = (
 )
 
 
-class Folder(Source):
-    """A contracts.FileSource over the files of a manifest: of images, videos or COCO's images."""
+class StoredSource(Source):
+    """A source of the samples that a manifest lists. A subclass reads them, and gives `shown`.
 
-    files = True
+    A source is pickled into worker processes, and opens nothing before its first read.
+    """
 
-    def __init__(self, manifest: Manifest, read_delay_s: float = 0.0) -> None:
-        self.manifest = manifest
+    noun: str  # of a sample, in messages
+
+    def __init__(self, columns: Manifest, read_delay_s: float = 0.0) -> None:
+        self.columns = columns
         self.read_delay_s = read_delay_s
 
     def __len__(self) -> int:
-        return len(self.manifest)
+        return len(self.columns)
+
+    @abstractmethod
+    def shown(self, sample: int) -> bytes:
+        """Return the place of the sample and its name, as bytes: a name may be no UTF-8."""
 
     def name(self, sample: int) -> str:
-        """Return the absolute path of the sample's file, on one line."""
-        return printable(self.path(sample))
+        """Return what `shown` does as printable text on one line."""
+        return printable(self.shown(sample))
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise UserError when `size` bytes is not what the manifest recorded."""
+        expected = int(self.columns.size[sample])
+        if size != expected:
+            changed = (
+                f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
+            )
+            raise UserError(f"{self.noun} of --data changed size: {changed}; {MEND}")
+
+
+class Folder(StoredSource):
+    """A contracts.FileSource over the files of a manifest: of images, videos or COCO's images."""
+
+    files = True
+    noun = "a file"
 
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the sample's file, in the file system's encoding."""
-        return self.manifest.path(sample)
+        return self.columns.path(sample)
+
+    shown = path
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], absolute paths, each padded with NUL."""
-        return self.manifest.paths(samples)
+        return self.columns.paths(samples)
 
     def read(self, sample: int) -> bytes:
         """Return the file's bytes, `read_delay_s` later than the storage gave them.
@@ -60,7 +86,7 @@ class Folder(Source):
         Raises UserError when the file is gone or its size is not the manifest's, OSError when the storage
         fails.
         """
-        expected = int(self.manifest.size[sample])
+        expected = int(self.columns.size[sample])
         try:
             with open_bytes(self.path(sample)) as file:
                 # one byte more: a file that grew shows itself
@@ -74,20 +100,6 @@ class Folder(Source):
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
         return data
-
-    def check(self, sample: int, size: int) -> None:
-        """Raise UserError when `size` bytes is not what the manifest recorded."""
-        require_size("a file", self.name, self.manifest, sample, size)
-
-
-def require_size(
-    what: str, name: Callable[[int], str], columns: Manifest, sample: int, size: int
-) -> None:
-    """Raise UserError when `size` bytes is not what the columns recorded of a sample."""
-    expected = int(columns.size[sample])
-    if size != expected:
-        changed = f"{name(sample)} has {size} bytes, the manifest says {expected}"
-        raise UserError(f"{what} of --data changed size: {changed}; {MEND}")
 
 
 def changed(path: bytes, error: OSError) -> UserError:

@@ -44,7 +44,7 @@ class Listed(Folder):
 
         One whose header could not be read has no bytes, so that no decoder takes it: it is masked and named.
         """
-        columns = self.manifest
+        columns = self.columns
         if isinstance(columns, Unread):
             if not columns.height[sample]:
                 with open_bytes(self.path(sample)) as file:
