@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
 def remembered(
     table: type[S],
     data: Path,
-    key: list[Any],
+    key: Sequence[object],
     fill: Callable[[Scan], Sequence[str]],
     root: Path,
     how: Options,

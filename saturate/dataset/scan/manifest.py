@@ -202,7 +202,7 @@ def write_paths(made: Path, good: Array) -> None:
     paths, offsets, _ = file_list(made)
     lengths = np.diff(offsets)
     kept_offsets = np.lib.format.open_memmap(
-        made / "path_offsets.npy", "w+", offsets.dtype, (np.count_nonzero(good) + 1,)
+        made / "path_offsets.npy", "w+", offsets.dtype, (int(good.sum()) + 1,)
     )
     np.cumsum(lengths[good], out=kept_offsets[1:])
     path_bytes = np.lib.format.open_memmap(
