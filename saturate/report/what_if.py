@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saturate.report.advice import graphs_can_be_had, look_up
+from saturate.report.advice import Summary, graphs_can_be_had, look_up, unit_of
 from saturate.report.meter import too_high
 from saturate.report.stages import OF_WORKERS, WAITED
 
@@ -37,7 +37,6 @@ matrices (H100, fp16, batch 256 and 512)."""
 CLOSER = 0.2
 """Share of the time of kernels, launched one by one, that a CUDA graph saves besides the launches, where these
 are all that is waited for: 0.20 of ResNet-18 at batch 8 and of MobileNetV3 at batch 32 (H100)."""
-Summary = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,8 +350,9 @@ CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
 them."""
 
 
-def told(summary: Summary, unit: str) -> list[str]:
+def told(summary: Summary) -> list[str]:
     """Return a line for each of the best predictions, those that gain something."""
+    unit = unit_of(summary)
     return [
         f"{one['what']}: {one['rate']:,.0f} {unit} ({one['low']:,.0f} to {one['high']:,.0f}), {one['gain']:+.0%}"
         for one in (summary.get("what_if") or [])[:SHOWN]
