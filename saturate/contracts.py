@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -282,6 +283,102 @@ class Phases(Protocol):
 
     def read(self) -> dict[str, float]:
         """Return the mean ms a step of each phase since the last read. Does not wait for the device."""
+
+
+class Meter(Protocol):
+    """Counts samples between synchronised points. Implemented by report/meter.py."""
+
+    def add(self, samples: int) -> None:
+        """Count this rank's valid samples of one step."""
+
+    def pause_for(self, what: str) -> AbstractContextManager[None]:
+        """Count the time inside, in which nothing is trained, as a pause for that."""
+
+    def has_measured(self, seconds: float) -> bool:
+        """Whether the windows after the warm-up are enough for a figure, and add up to this many seconds."""
+
+    def due(self) -> bool:
+        """Whether this rank's window has run long enough to be closed at the next synchronised point."""
+
+    def resume(self, epoch: int) -> None:
+        """Start the clock at a synchronised point. All ranks call it together."""
+
+    def goes_on(self, epoch: int) -> None:
+        """Have what follows be of another epoch, without a pause between the two."""
+
+    def pause(self) -> RateWindow | None:
+        """Stop the clock at a synchronised point; closes the window when it is long enough."""
+
+    def point(self) -> RateWindow | None:
+        """Close the window at a synchronised point in mid-flight, and go on."""
+
+    def begin_anew(self) -> None:
+        """Have the rate be of what follows, where the work of a step changes. Call it while paused."""
+
+    def flush(self) -> None:
+        """Keep what was counted, while paused, as a window if there is none yet."""
+
+
+class Reporter(Protocol):
+    """Receives what the loop has to tell; rank 0 speaks. Implemented by report/reporter.py."""
+
+    def info(self, line: str) -> None:
+        """Say a line."""
+
+    def warn(self, line: str) -> None:
+        """Say a line that asks for attention."""
+
+    def epoch(
+        self, epoch: int, epochs: int, samples: int, consumed: int
+    ) -> AbstractContextManager[None]:
+        """Show a bar inside, from `consumed` to `samples`."""
+
+    def validation(self, samples: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Show a bar inside; its callback gets the samples of this rank that are done."""
+
+    def train(
+        self,
+        points: list[dict[str, float]],
+        *,
+        progress: Mapping[str, Any],
+        skipped_steps: int,
+        phases: dict[str, float],
+        steps: list[dict[str, float]],
+    ) -> None:
+        """Tell the steps since the last call, and the times of those that the device has passed since."""
+
+    def window(self, window: RateWindow, *, step: int, mib_per_s: float) -> None:
+        """Tell a closed window of the rate."""
+
+    def ceilings(
+        self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
+    ) -> None:
+        """Tell measured ceilings; where they are measured again, the larger one stands."""
+
+    def above_ceiling(self) -> bool:
+        """Whether the rate is higher than a ceiling can allow. Every rank asks."""
+
+    def validated(
+        self,
+        result: Mapping[str, Any],
+        *,
+        averaged: Mapping[str, Any] | None,
+        files: Mapping[str, bytes],
+        step: int,
+        epoch: int | None,
+        reader: str,
+        counts: Counts | None,
+    ) -> None:
+        """Tell the figures of a validation, and with --ema those of the weights' average."""
+
+    def images(self, batch: Batch) -> None:
+        """Show training images as the network is given them, once a run."""
+
+    def stopped_early(self, progress: Mapping[str, Any]) -> None:
+        """Tell that --patience has ended the run before its time."""
+
+    def failed(self, split: str, names: Sequence[str]) -> None:
+        """Tell which samples could not be decoded."""
 
 
 class Source(Protocol):

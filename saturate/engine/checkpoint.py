@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import nn
 
-from saturate.contracts import Figure, NotFinite, UserError, counted
+from saturate.contracts import Figure, NotFinite, Reporter, UserError, counted
 from saturate.engine import ema, optimizers, unkillable
 from saturate.engine import precision as precisions
 from saturate.engine.distributed import ProcessWorld
@@ -723,7 +723,7 @@ class Resume:
 
     def tell(
         self,
-        report: Any,
+        report: Reporter,
         *,
         config: Mapping[str, Any],
         ordering: str,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
 
-from saturate.contracts import Batch, UserError, counted
+from saturate.contracts import Batch, Reporter, UserError, counted
 
 
 def never_blank(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -49,7 +48,7 @@ class Failures:
     split: str
     samples: int  # how many the split has
     name_of: Callable[[int], str]  # of a sample's id
-    report: Any  # report.reporter.Reporter
+    report: Reporter
     ids: set[int] = field(default_factory=set)  # of the whole run, each once
 
     def check(self, failed: set[int]) -> None:

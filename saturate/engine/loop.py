@@ -17,9 +17,11 @@ import torch
 from saturate.contracts import (
     Batch,
     Loader,
+    Meter,
     NotFinite,
     Plan,
     RateWindow,
+    Reporter,
     UserError,
     counted,
     do_nothing,
@@ -55,8 +57,8 @@ class Training:
     validation: Validation
     checkpoints: Checkpoints
     failures: Failures  # of training
-    report: Any  # report.reporter.Reporter
-    meter: Any  # report.meter.Meter
+    report: Reporter
+    meter: Meter
     profiler_step: Callable[[], None]
     # report.ceilings.measure: the step alone and the loader alone; returns None if a signal stopped it
     measure_ceilings: Callable[..., dict[str, dict[str, Any]] | None]

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from saturate.contracts import Figure, Loader, Plan, Task, UserError, counted
+from saturate.contracts import (
+    Figure,
+    Loader,
+    Plan,
+    Reporter,
+    Task,
+    UserError,
+    counted,
+)
 from saturate.engine import memory
 from saturate.engine.checkpoint import Checkpoints, Progress
 from saturate.engine.distributed import ProcessWorld, Vote
@@ -67,7 +75,7 @@ class Validation:
     open_loader: Callable[[], Loader] | None  # None: there is no data to validate on
     checkpoints: Checkpoints
     failures: Failures
-    report: Any  # report.reporter.Reporter
+    report: Reporter
     # where there is no best.pt, the files are of the average's pass (True) or the network's
     of_average: bool = False
 
