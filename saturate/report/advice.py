@@ -35,12 +35,6 @@ def unit_of(summary: Summary) -> str:
     return look_up(summary, "rate.unit") or "img/s"
 
 
-def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | None:
-    """Return "storage" for a loader that waits for servers while cores are idle, else the bound itself."""
-    waits = bound == "loader" and remote and busy is not None and busy < IDLE
-    return "storage" if waits else bound
-
-
 def advice(summary: Summary) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):

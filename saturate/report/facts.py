@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from saturate.contracts import Figure, Reported, World, counted
 from saturate.report import stages, summary, what_if
-from saturate.report.advice import Summary, advice, look_up, told_bound, unit_of
+from saturate.report.advice import IDLE, Summary, advice, look_up, unit_of
 from saturate.report.meter import bound, too_high
 from saturate.report.summary import EMA, PHASES
 from saturate.report.words import metric, number
@@ -113,11 +113,11 @@ def shares(rate: float, ceilings: Summary) -> dict[str, float]:
 
 
 def _bound(values: Summary) -> str | None:
-    return told_bound(
-        bound_of(values)[1],
-        remote=bool(values.get("remote")),
-        busy=look_up(values, "cpu.utilisation"),
-    )
+    """Return the bound; "storage" for a loader that waits for servers while cores are idle."""
+    found = bound_of(values)[1]
+    busy = look_up(values, "cpu.utilisation")
+    waits = values.get("remote") and busy is not None and busy < IDLE
+    return "storage" if waits and found == "loader" else found
 
 
 def _check(values: Summary) -> str | None:
@@ -407,7 +407,7 @@ FACTS = (
     Fact(
         "what_if",
         "rates that are predicted, the largest gain first",
-        line=Line("what if", lambda _, values: "; ".join(what_if.told(values))),
+        line=Line("what if", what_if.told),
         of=_predicted,
     ),
 )

@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from saturate.report.record import FAILED, REJECTED, RESULTS, Record
 from saturate.report.sinks import Boards
 from saturate.report.summary import EMA, PHASES
 from saturate.report.tensorboard import GLANCE, PAGES
-from saturate.report.words import figures, number, took
+from saturate.report.words import figures, number
 from saturate.system import fonts
 from saturate.system.timeline import Timeline
 
@@ -123,10 +124,7 @@ class Reporter:
             "rate.steady": self._record.rate,
             "now.lr": self._record.lr,
         }
-        self._ceilings: dict[str, dict[str, Any] | None] = {
-            "compute": None,
-            "loader": None,
-        }
+        self._ceilings: dict[str, dict[str, Any]] = {}
         self._memory: dict[str, float | None] = {}  # the highest so far
         self._load: list[dict[str, float | None]] = []  # of each window
         self._ended_with: list[int] = []  # the step with which each window ended
@@ -140,21 +138,24 @@ class Reporter:
         self._validation_s: Mapping[str, float] | None = None
         self._early_stop: dict[str, int] | None = None
         self._finished = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Write the row and the charts of the run and its first card, and say its title."""
+        about = self._description
+        preset = self._record.folder / "config.yaml"
         self._settings()
         # the title names the GPU, too
         rows = (
-            ("command", f"`{description.get('command')}`"),
-            (
-                "settings",
-                f"{description['title']}; all are in {output / 'config.yaml'}",
-            ),
-            ("machine", f"{description['hardware']['cores']:g} CPU cores"),
+            ("command", f"`{about.get('command')}`"),
+            ("settings", f"{about['title']}; all are in {preset}"),
+            ("machine", f"{about['hardware']['cores']:g} CPU cores"),
             *PAGES,
         )
         self._board.card(f"{GLANCE}/start_here", rows, self._resumed_at)
-        console.begin(description)
-        if here and (line := fonts.unseen(classes)):
-            console.warn(line)
+        self._console.begin(about)
+        if self._record.enabled and (line := fonts.unseen(self._classes)):
+            self._console.warn(line)
 
     # -- called by the loop ----------------------------------------------------
 
@@ -280,9 +281,9 @@ class Reporter:
         """Tell measured ceilings; where they are measured again, the larger one stands."""
         measured = {"compute": compute, "loader": loader}
         for name, ceiling in measured.items():
-            before = self._ceilings[name]
-            if before is None or before["rate"] < ceiling["rate"]:
-                self._ceilings[name] = ceiling
+            self._ceilings[name] = max(
+                self._ceilings.get(name, ceiling), ceiling, key=itemgetter("rate")
+            )
         self._points({"ceiling": self._ceilings}, step)
         self._record.point("ceilings", step, measured)
         rates = f"compute {number(compute['rate'])}, loader {number(loader['rate'])}"
@@ -352,7 +353,9 @@ class Reporter:
             self._record.file(name, content)
         which = "" if epoch is None else f" epoch {epoch + 1}"
         said = figures(of_weights, self._task.figures)
-        self._console.info(f"validated{which}: {said}{took(self._validation_s)}")
+        if took := self._validation_s:  # what kept training waiting
+            said += f"  in {took['pass'] + took['waited']:.1f} s"
+        self._console.info(f"validated{which}: {said}")
         if of_average:
             said = figures(of_average, self._task.figures)
             self._console.info(f"validated its average: {said}")
@@ -498,7 +501,7 @@ class Reporter:
             **trained,
             "versions": versions(),
             "rate": rate,
-            "ceiling": self._ceilings,
+            "ceiling": self._ceilings or dict.fromkeys(("compute", "loader")),
             **dict.fromkeys(("efficiency", "bound", "check")),  # of the others
             "data_wait": summary.data_wait(steady_steps),
             "start_s": self._timeline.seconds,

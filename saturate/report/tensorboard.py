@@ -143,22 +143,28 @@ class Board:
         self._file = Appender(folder / f"events.out.tfevents.{name}")
         self._event(file_version="brain.Event:2")
 
-    def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
-        """Write one point a tag; None and what is not finite is left out."""
+    def scalars(
+        self, values: Mapping[str, float | int | None], step: int
+    ) -> dict[str, float]:
+        """Write one point a tag, and return them; None and what is not finite is left out."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
+        finite = {
+            tag: float(value)
+            for tag, value in values.items()
+            if value is not None and math.isfinite(value)
+        }
         again = {
-            name: values[tag] for tag, name in self._twice.items() if tag in values
+            name: finite[tag] for tag, name in self._twice.items() if tag in finite
         }
         points = [
-            Summary.Value(tag=utf8(tag), simple_value=float(value))
-            for tag, value in {**values, **again}.items()
-            if value is not None
-            and math.isfinite(value)
-            and (tag, step) not in self._kept
+            Summary.Value(tag=utf8(tag), simple_value=value)
+            for tag, value in {**finite, **again}.items()
+            if (tag, step) not in self._kept
         ]
         if points:
             self._event(step=step, summary=Summary(value=points))
+        return finite
 
     def images(self, tag: str, images: Array, step: int) -> None:
         """Write uint8 [N, H, W, 3] as one grid, eight in a row."""

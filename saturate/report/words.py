@@ -36,11 +36,6 @@ def metric(figure: Figure, value: float | str | None) -> str:
     return f"{value:.2f} {figure.unit}" if figure.unit else f"{value:.4f}"
 
 
-def took(seconds: Mapping[str, float] | None) -> str:
-    """Say how long a validation's pass and scoring kept training waiting."""
-    return f"  in {seconds['pass'] + seconds['waited']:.1f} s" if seconds else ""
-
-
 def number(value: float | None) -> str:
     """Say a number with three digits, or whole from 100 on; '-' for None."""
     if value is None:
