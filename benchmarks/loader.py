@@ -273,10 +273,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         "files": len(data.columns),
         "host_gib": host_gib,
         "device_gib": device_gib,
-        **{
-            key: mean([value for one in loads if (value := one[key]) is not None])
-            for key in hardware.LOADS
-        },
+        **{key: mean([one[key] for one in loads]) for key in hardware.LOADS},
     }
     return Measured(
         figures=figures,

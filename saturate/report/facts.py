@@ -144,12 +144,7 @@ def _energy(of_ranks: Sequence[tuple[float | None, ...]]) -> dict[str, float] | 
     return {"run_kwh": sum(joules) / 3.6e6, "joules_a_sample": sum(watts) / rates[0]}
 
 
-def _mean(of_ranks: Sequence[float | None]) -> float | None:
-    """Return the mean of the ranks that have a value."""
-    return summary.mean([value for value in of_ranks if value is not None])
-
-
-OF_RANKS: dict[object, str] = {None: "", sum: "sum", _mean: "mean"}
+OF_RANKS: dict[object, str] = {None: "", sum: "sum", summary.mean: "mean"}
 """How values of ranks become one, in the words of docs/rates.md."""
 
 # --- what rows say ----------------------------------------------------------------
@@ -363,16 +358,16 @@ FACTS = (
         "gpu.utilisation",
         "share of the time",
         Curve("gpu/utilisation", "utilisation", "GPU busy, 0 to 1"),
-        over_ranks=_mean,
+        over_ranks=summary.mean,
     ),
-    Fact("gpu.power_w", "", Curve("gpu/power_w", "power, W"), over_ranks=_mean),
+    Fact("gpu.power_w", "", Curve("gpu/power_w", "power, W"), over_ranks=summary.mean),
     Fact(
         "gpu.sm_mhz",
         "of a busy GPU",
         Curve("gpu/sm_mhz", "SM clock, MHz"),
-        over_ranks=_mean,
+        over_ranks=summary.mean,
     ),
-    Fact("gpu.throttled", "share of readings", over_ranks=_mean),
+    Fact("gpu.throttled", "share of readings", over_ranks=summary.mean),
     Fact("cpu.utilisation", "share of the cores that this process may use"),
     Fact("cpu.steal", "share of the time that the host gave to other machines"),
     Fact("energy", "of all GPUs; `run_kwh` since the begin", over_ranks=_energy),
@@ -438,7 +433,7 @@ def of_run(own: dict[str, Any], world: World) -> dict[str, Any]:
         _put(own, fact, combine([one[fact.key] for one in ranks]))
     own[NOW] = {"ranks": ranks}
     for fact in FACTS:
-        if fact.of and not fact.over_ranks and fact.section != NOW:
+        if fact.of and not fact.over_ranks:
             _put(own, fact, fact.of(own))
     del own[NOW]
     return own

@@ -77,10 +77,12 @@ def describe(
     auto = {
         name: about[name] for name in named if asked[name] == "auto" and name in about
     }
-    words = [about["arch"], about["loader"], about["precision"]]
-    words += [f"{about['image_size']} px"]
-    words += [f"{step} samples a step"] if trains else []
-    words += [device]
+    words = [
+        *(about["arch"], about["loader"], about["precision"]),
+        f"{about['image_size']} px",
+        *([f"{step} samples a step"] if trains else []),
+        device,
+    ]
     remote = {"remote": True} if "://" in (config.data.data or "") else {}
     return {
         **about,
@@ -212,9 +214,10 @@ def checkpoint(values: Mapping[str, Any], folder: Path) -> str | None:
     return str(last) if values["steps"] and os.path.exists(last) else None
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None of nothing."""
-    return float(np.mean(values)) if values else None
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of those that are not None; None of nothing."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def rejected(splits: Mapping[str, Split]) -> bytes:
@@ -252,7 +255,7 @@ def mean_loads(
     kept = windows[warm:] or windows
     return {
         section: {
-            name: mean([value for one in kept if (value := one[reading]) is not None])
+            name: mean([one[reading] for one in kept])
             for name, reading in readings.items()
         }
         for section, readings in SECTIONS.items()
