@@ -58,6 +58,7 @@ from saturate.loaders import Medium
 from saturate.loaders.images.decoders import READERS
 from saturate.report import hardware
 from saturate.report.meter import Meter, spread
+from saturate.report.summary import mean
 from saturate.settings.cli import one_of
 from saturate.settings.config import parse
 from saturate.settings.types import NotNegative
@@ -251,7 +252,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
             # the first window has the loader's start
             if enough and len(meter.windows) > LEAST:
                 break
-        busy = hardware.over_ranks(world.gather(load.read()))
+        loads = world.gather(load.read())
         host_gib = world.sum(np.array([hardware.host_gib()]))[0]
         device_gib = max(world.gather(hardware.device_gib(device) or 0.0)) or None
     first, *windows = meter.windows
@@ -272,7 +273,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         "files": len(data.columns),
         "host_gib": host_gib,
         "device_gib": device_gib,
-        **{key: busy[key] for key in hardware.LOADS},
+        **{key: mean([one[key] for one in loads]) for key in hardware.LOADS},
     }
     return Measured(
         figures=figures,

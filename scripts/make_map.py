@@ -1,4 +1,5 @@
-"""`python -m scripts.make_map`: writes docs/map.md, a line a file, from the first sentences of docstrings.
+"""`python -m scripts.make_map`: writes docs/map.md, a line a file, from the first sentences of docstrings, and the
+table of docs/rates.md.
 
 A file's line is the first sentence of its docstring, a room's that of its __init__.py; a shell script's is
 its first comment. Files of a folder alone (`_name.py`) are left out where they are short. A test fails where
@@ -13,8 +14,13 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from saturate.report.facts import table
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "map.md"
+RATES = ROOT / "docs" / "rates.md"
+TABLE = "<!-- the table of facts, by scripts.make_map -->\n"
+"""Stands before and behind it."""
 ORDER = (
     "saturate/settings saturate/system saturate/dataset saturate/plan loaders models "
     "saturate/tasks saturate/engine saturate/report saturate/run benchmarks scripts"
@@ -70,8 +76,7 @@ stand in `scripts/make_map.py`. Run it again after a new file.
 | when last.pt is written | `engine/loop.py` | `engine/watch.py` ends a rank that hangs |
 | when a rank counts as lost | `SILENT_S` in `engine/ranks.py`; of agents that in `engine/unkillable.py` | the 45 s in `docs/cluster.md`, `engine/watch.py` and `benchmarks/simulate.py`; `FOUND_S` in `tests/end_to_end/test_agents.py`; `--timeout-minutes` is for ranks that live and do not come |
 | signals | `SIGNALS` in `engine/stop.py`; `engine/loop.py` does what they ask | while imports run: `settings/preflight.py`; a main thread that hangs: `engine/watch.py`; children ignore them: `system/processes.py`; torchrun: `scripts/entry_point.py`; agents: `engine/unkillable.py`; `docs/cluster.md` |
-| a curve on TensorBoard, a chart of CUSTOM SCALARS | its tag in `Reporter.window` (or `train`), `report/reporter.py` | `SCALARS` in `report/tensorboard.py` for a chart (its title, and the tag's first word as its section) or an HPARAMS column; a figure of a window comes from `report/meter.py` or `report/hardware.py` |
-| a key of summary.json | `Reporter._summary` in `report/reporter.py`; what it adds up, or describes, is in `report/summary.py`, and of the machine `hardware()` in `report/hardware.py` | `LINES` in `report/console.py` for the closing table; a count of the whole run is a field of `Progress` (`engine/checkpoint.py`), which `engine/loop.py` counts; `docs/rates.md` |
+| a fact of a run: a key of summary.json, a curve, a line of the closing table, a column of results.csv | its row in `FACTS`, `report/facts.py`; what is made of other facts, or can be asked for at any moment, is the row's `of` | what has to be measured: `Reporter._summary` and `Reporter.window` (or `train`) in `report/reporter.py`, by `report/meter.py`, `report/summary.py` or `report/hardware.py`; a count of the whole run is a field of `Progress` (`engine/checkpoint.py`), which `engine/loop.py` counts; `docs/rates.md` gets its table from `scripts.make_map` |
 | a prediction, "what if" | its function in `CHANGES`, `report/what_if.py` | the keys of its `settings` are settings of train.py; those in `levers` of `run/tune.py` are tried, the most promising first; what it asks of the run is a key of summary.json; a case in `tests/unit/test_what_if.py` |
 | a planted bottleneck | a case in `configs/planted/NAME.yaml` | a function in `benchmarks/planted.py` where no flag plants it; `tests/end_to_end/test_planted.py` where two cores show it; `docs/planted.md` |
 | what "change first" says | the best prediction that gains a tenth; else a sentence of `report/advice.py` | a case in `tests/unit/test_report_advice.py` |
@@ -154,5 +159,12 @@ def page(names: Sequence[str], root: Path = ROOT) -> str:
     return HEAD + "\n" + "\n".join(lines(names, root)) + "\n"
 
 
+def rates(text: str) -> str:
+    """Return a page with the table of facts in place of the one that it has."""
+    before, _, after = text.split(TABLE)
+    return TABLE.join([before, "".join(f"{line}\n" for line in table()), after])
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(tracked()), encoding="utf-8")
+    RATES.write_text(rates(RATES.read_text(encoding="utf-8")), encoding="utf-8")

@@ -30,10 +30,9 @@ def look_up(summary: Summary, path: str) -> Any:
     return value
 
 
-def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | None:
-    """Return "storage" for a loader that waits for servers while cores are idle, else the bound itself."""
-    waits = bound == "loader" and remote and busy is not None and busy < IDLE
-    return "storage" if waits else bound
+def unit_of(summary: Summary) -> str:
+    """Return the unit of a run's rates, such as img/s."""
+    return look_up(summary, "rate.unit") or "img/s"
 
 
 def advice(summary: Summary) -> str:
@@ -63,8 +62,8 @@ def advice(summary: Summary) -> str:
         )
     for one in summary.get("what_if") or []:
         if one["settings"] and one["gain"] > WORTH:
-            unit = look_up(summary, "rate.unit") or "img/s"
-            return f"{one['what']}: {one['rate']:,.0f} {unit} are predicted, {one['gain']:+.0%}."
+            rate = f"{one['rate']:,.0f} {unit_of(summary)}"
+            return f"{one['what']}: {rate} are predicted, {one['gain']:+.0%}."
     if bound == "compute":
         return "The step is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
     if bound == "storage":

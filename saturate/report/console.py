@@ -7,26 +7,24 @@ Must not know: ranks (others than 0 get `enabled` False), how a figure is measur
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from saturate.contracts import Figure, Reported, counted, one_line
-from saturate.report import what_if
-from saturate.report.advice import Summary, advice, look_up
-from saturate.report.summary import EMA
+from saturate.contracts import Reported, one_line
+from saturate.report.advice import Summary
+from saturate.report.facts import CHOSEN, chosen, rows
+from saturate.report.words import duration, number
 from saturate.system.programs import program
 
 WIDTH = 80
@@ -39,11 +37,6 @@ EXPORTED = ("classification", "detection", "video")
 """Tasks that scripts.export takes."""
 BEYOND_BOXES = ("maskrcnn", "keypointrcnn")
 """Begins the detectors that it does not take: its files have no masks and no keypoints."""
-WEIGHTS = {
-    "network": "the network's own weights, not their average (--ema)",
-    "average": "the average of the weights (--ema), as predictions are",
-}
-"""What a checkpoint with an average is of, in words."""
 
 
 class Terminal(RichConsole):
@@ -244,7 +237,10 @@ class Console:
         `about` is what report.summary.describe returns.
         """
         self.info(about["title"])
-        lines = {"chosen by auto": _chosen(about), **about.get("limits", {})}
+        lines = {
+            CHOSEN: chosen(about.get("auto") or {}, about),
+            **about.get("limits", {}),
+        }
         if not self._quiet:
             self._rows((name, value) for name, value in lines.items() if value)
 
@@ -307,262 +303,3 @@ class Console:
         except (OSError, ValueError):
             # the pipe or the terminal behind the stream was closed
             self._enabled = self._live = False
-
-
-# --- the final table ----------------------------------------------------------
-
-
-def rows(summary: Summary, task: Reported) -> list[tuple[str, str]]:
-    """Return (name, value) lines of the final table; '-' for what was not measured.
-
-    Where nothing was trained, so that there is no rate, they are the validation's alone.
-    """
-    validation = summary.get("validation") or {}
-    titled = [figure for figure in task.figures if figure.title]
-    average = {
-        name.removeprefix(EMA): value
-        for name, value in validation.items()
-        if name.startswith(EMA)
-    }
-    of = look_up(summary, "evaluated.of")
-    lines = [_validated(titled, validation, "network" if average else "")]
-    if average:
-        lines.append(_validated(titled, average, "average"))
-        if of == "average":
-            lines.reverse()
-        if of:
-            lines.append(("checkpoint is of", WEIGHTS[of]))
-    # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
-    if look_up(summary, "rate.steady") is None and "samples" in validation:
-        chosen = _chosen(summary)
-        return [*lines, *([("chosen by auto", chosen)] if chosen else [])]
-    if best := summary.get("best"):
-        after = f" after epoch {best['epoch']}" if best.get("epoch") else ""
-        after += f", of the {best['of']}" if best.get("of") else ""
-        metric = _metric(titled[0], best["value"])
-        lines.append(("best", f"{metric}{after}: {best['checkpoint']}"))
-    lines += [(line.name, line.text(summary)) for line in LINES]
-    return [(name, value) for name, value in lines if value]
-
-
-def _validated(titled: Sequence[Figure], found: Summary, of: str) -> tuple[str, str]:
-    """Return the line of a pass over the validation set, with --ema `of` the network or the average."""
-    (name, value), *others = [
-        (figure.title, _metric(figure, found[figure.name]))
-        for figure in titled
-        if figure.name in found
-    ] or [(titled[0].title, "-")]
-    if others:
-        value += f"   ({'   '.join(f'{name} {value}' for name, value in others)})"
-    if "samples" in found:
-        value += f"   of {counted(found['samples'], 'sample')}"
-    return f"{name} of {of}" if of else name, value
-
-
-def _with_spread(summary: Summary, path: str, name: str) -> str:
-    """Say a rate of the section at `path`, and between which rates of its windows it lies."""
-    section = look_up(summary, path) or {}
-    if section.get(name) is None:
-        return "-"
-    said = f"{number(section[name])} {look_up(summary, 'rate.unit') or 'img/s'}"
-    spread = section.get("spread")
-    if not spread or section.get("short"):
-        return said
-    low, high = number(spread["min"]), number(spread["max"])
-    return f"{said}   ({low} to {high} in {counted(spread['n'], 'window')})"
-
-
-def _frames(summary: Summary) -> str:
-    per = look_up(summary, "clips.decoded_per_delivered")
-    decoded = f"   ({per:.2f} decoded for each)" if per else ""
-    rate = look_up(summary, "clips.frames_per_s")
-    return f"{number(rate)} frame/s{decoded}" if summary.get("clips") else ""
-
-
-def _fallback(summary: Summary) -> str:
-    """Say how many clips another decoder took, by sort of file."""
-    others = look_up(summary, "clips.fallbacks") or {}
-    most_first = sorted(others.items(), key=lambda one: -one[1])
-    sorts = "; ".join(f"{count:,} {sort}" for sort, count in most_first)
-    clips = counted(sum(others.values()), "clip")
-    return f"{clips} by pyav instead ({sorts})" if others else ""
-
-
-def _binds(summary: Summary) -> str:
-    """Say which one stage holds the rate back."""
-    binds = summary.get("binds")
-    if not binds:
-        return ""
-    of = {"loader": "the loader's time", "step": "the step", "pause": "the run"}
-    return f"{binds['stage']}, {binds['share']:.0%} of {of[binds['side']]}"
-
-
-def _what_if(summary: Summary) -> str:
-    """Say the best predictions, each with its range."""
-    return "; ".join(what_if.told(summary, look_up(summary, "rate.unit") or "img/s"))
-
-
-def _energy(summary: Summary) -> str:
-    energy = summary.get("energy")
-    if not energy:
-        return ""
-    unit = (look_up(summary, "rate.unit") or "img/s").removesuffix("/s")
-    return f"{energy['joules_a_sample']:.3g} J/{unit} of the GPUs, {energy['run_kwh']:.3g} kWh in all"
-
-
-def _start(summary: Summary) -> str:
-    """Say when the first step was over, and what the time before went to."""
-    parts = summary.get("start_s") or {}
-    if "first step" not in parts:
-        return ""
-    longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {parts[name]:.1f} s" for name in longest)
-    return f"after {sum(parts.values()):.1f} s ({told})"
-
-
-def _stopped(summary: Summary) -> str:
-    """Say why --patience has ended the run."""
-    stop = summary.get("early_stop")
-    if not stop:
-        return ""
-    worse = counted(stop["validations"], "validation")
-    best = stop["best_epoch"]
-    return f"after epoch {stop['epoch']}: {worse} no better than epoch {best}'s (--patience)"
-
-
-def _dropped(summary: Summary) -> str:
-    """Say how many samples were the tails of epochs, too few for a step."""
-    dropped = summary.get("samples_dropped")
-    if not dropped:
-        return ""
-    share = dropped / (dropped + summary["samples"])
-    samples = counted(dropped, "sample")
-    return f"{samples} ({share:.2%}), the tails of epochs: less than a step"
-
-
-def _chosen(summary: Summary) -> str:
-    """Say what the settings that were `auto` have become, and why."""
-    why = {
-        "loader": _why_loader(summary),
-        "graphs": summary.get("graphs_off"),
-        "precision": "on a GPU" if look_up(summary, "hardware.gpu") else "on a CPU",
-    }
-    said = []
-    for name, value in (summary.get("auto") or {}).items():
-        value = {True: "on", False: "off"}.get(value, value)
-        said.append(f"{name} {value}" + (f" ({why[name]})" if why[name] else ""))
-    return "; ".join(said)
-
-
-def _why_loader(summary: Summary) -> str:
-    """Say why --loader auto has become what it is."""
-    auto = summary.get("loader_auto") or {}
-    if measured := auto.get("measured"):
-        before = ", as measured before" if auto.get("how") == "kept" else ""
-        return f"fastest of {len(measured)}{before}"
-    if auto:
-        return "as in the checkpoint"
-    alone = len(summary.get("loaders", ())) == 1
-    return "no other one runs here" if alone else "none is measured to evaluate"
-
-
-def _not_decoded(summary: Summary) -> str:
-    failed = summary.get("samples_failed")
-    return f"{counted(len(failed), 'sample')}, see failed.txt" if failed else ""
-
-
-class Line(NamedTuple):
-    """A line of the final table: what lies at `path` of a summary, said by a format, or by a function of the
-    summary. A format without a value is `missing`; "" leaves the line out.
-    """
-
-    name: str
-    say: str | Callable[[Summary], str]
-    path: str = ""
-    missing: str = "-"
-
-    def text(self, summary: Summary) -> str:
-        """Return what to say of a summary."""
-        if not isinstance(self.say, str):
-            return self.say(summary)
-        value = look_up(summary, self.path)
-        if value is None:
-            return self.missing
-        named = value if isinstance(value, Mapping) else {}
-        return self.say.format(value, **named)
-
-
-COMPUTE = partial(_with_spread, path="ceiling.compute", name="rate")
-LOADER = partial(_with_spread, path="ceiling.loader", name="rate")
-LINES = (
-    Line("stopped early", _stopped),
-    Line("left out", _dropped),
-    Line("not decoded", _not_decoded),
-    Line("chosen by auto", _chosen),
-    Line("rate", partial(_with_spread, path="rate", name="steady")),
-    Line("compute ceiling", COMPUTE),
-    Line("loader ceiling", LOADER),
-    Line("efficiency", "{:.1%} of the lower ceiling", "efficiency"),
-    Line("bound by", "{}", "bound"),
-    Line("data wait", "{ms:.2f} ms a step, {share:.1%} of the time", "data_wait"),
-    Line("stage that binds", _binds),
-    Line("slowest rank", "rank {rank}, by its {why}", "slowest_rank", ""),
-    Line("energy", _energy),
-    Line("first step", _start),
-    Line("frames", _frames),
-    Line("fallback", _fallback),
-    Line("what if", _what_if),
-    Line("change first", advice),
-)
-"""The lines of the final table behind the validation's, in their order."""
-
-
-# --- figures as people read them ----------------------------------------------
-
-
-def figures(result: Summary, declared: Sequence[Figure]) -> str:
-    """Say the figures of a validation in one line, in the order of the result."""
-    by_name = {figure.name: figure for figure in declared}
-    words = []
-    for name, value in result.items():
-        figure = by_name.get(name, Figure(name=name))
-        if figure.said == "never" or (figure.said == "unless zero" and not value):
-            continue
-        if isinstance(value, int):
-            words.append(f"{name} {value:,}")
-        elif figure.unit == "%" or math.isnan(value):
-            words.append(f"{name} {_metric(figure, value)}")
-        else:
-            words.append(f"{name} {value:.4g}")
-    return "  ".join(words)
-
-
-def _metric(figure: Figure, value: float | None) -> str:
-    # nan is text in a summary that was read again
-    if not isinstance(value, int | float) or math.isnan(value):
-        return "-"
-    if figure.unit == "%":
-        return f"{value:.2%}"
-    return f"{value:.2f} {figure.unit}" if figure.unit else f"{value:.4f}"
-
-
-def took(seconds: Mapping[str, float] | None) -> str:
-    """Say how long a validation's pass and scoring kept training waiting."""
-    return f"  in {seconds['pass'] + seconds['waited']:.1f} s" if seconds else ""
-
-
-def number(value: float | None) -> str:
-    """Say a number with three digits, or whole from 100 on; '-' for None."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Say a time in seconds, minutes:seconds or hours:minutes, with its unit."""
-    minutes, left = divmod(round(seconds), 60)
-    if minutes < 1:
-        return f"{left} s"
-    if minutes < 60:
-        return f"{minutes}:{left:02} min"
-    return f"{minutes // 60}:{minutes % 60:02} h"

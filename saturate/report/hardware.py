@@ -11,7 +11,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -158,13 +158,16 @@ LOADS = (
     "throttled",
 )
 """Readings of a Sampler that say how busy the machine is, and at which clocks."""
-OF_A_GPU = {
-    "utilisation": "gpu_utilisation",
-    "power_w": "power_w",
-    "sm_mhz": "sm_mhz",
-    "throttled": "throttled",
+SECTIONS = {
+    "gpu": {
+        "utilisation": "gpu_utilisation",
+        "power_w": "power_w",
+        "sm_mhz": "sm_mhz",
+        "throttled": "throttled",
+    },
+    "cpu": {"utilisation": "cpu_utilisation", "steal": "cpu_steal"},
 }
-"""Name in `gpu` of summary.json -> reading."""
+"""Sections of summary.json: a name there -> one of LOADS."""
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """nvml.h, nvmlClocksEventReason*: power cap, hardware slowdown, thermal (software, hardware), power brake."""
 HOST_EVERY = 4
@@ -327,14 +330,3 @@ def _nvml_handle(device: torch.device) -> Any:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
     return None
-
-
-def over_ranks(
-    readings: Sequence[Mapping[str, float | None]],
-) -> dict[str, float | None]:
-    """Return the means of what each rank has read of its own GPU; a rank without a reading is left out."""
-    means: dict[str, float | None] = {}
-    for name in readings[0]:
-        known = [value for one in readings if (value := one[name]) is not None]
-        means[name] = sum(known) / len(known) if known else None
-    return means

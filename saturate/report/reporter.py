@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +26,21 @@ from saturate.contracts import (
     Reported,
     World,
 )
-from saturate.report import curves, pictures, stages, summary, what_if
-from saturate.report.advice import look_up, told_bound
-from saturate.report.console import Bar, Console, figures, number, rows, took
+from saturate.report import curves, facts, pictures, stages, summary
+from saturate.report.advice import look_up
+from saturate.report.console import Bar, Console
 from saturate.report.hardware import (
-    OF_A_GPU,
     Sampler,
     device_memory,
     host_gib,
-    over_ranks,
     versions,
 )
-from saturate.report.meter import Meter, bound, too_high
+from saturate.report.meter import Meter, too_high
 from saturate.report.record import FAILED, REJECTED, RESULTS, Record
 from saturate.report.sinks import Boards
 from saturate.report.summary import EMA, PHASES
-from saturate.report.tensorboard import (
-    GLANCE,
-    PAGES,
-    shares,
-)
+from saturate.report.tensorboard import GLANCE, PAGES
+from saturate.report.words import figures, number
 from saturate.system import fonts
 from saturate.system.timeline import Timeline
 
@@ -123,18 +119,18 @@ class Reporter:
         self._rate_unit = description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
         self._bar: Bar | None = None  # of the epoch
-        self._rate = self._record.rate  # of the last window
-        self._ceilings: dict[str, dict[str, Any] | None] = {
-            "compute": None,
-            "loader": None,
+        # facts of the last moment that told them, by their keys
+        self._now: dict[str, Any] = {
+            "rate.steady": self._record.rate,
+            "now.lr": self._record.lr,
         }
+        self._ceilings: dict[str, dict[str, Any]] = {}
         self._memory: dict[str, float | None] = {}  # the highest so far
         self._load: list[dict[str, float | None]] = []  # of each window
         self._ended_with: list[int] = []  # the step with which each window ended
         # milliseconds of each step since the run, or this part of it, began; nan where it had no such phase
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses = self._record.train_losses  # since the last validation
-        self._lr = self._record.lr
         # a resumed run has the figures of its earlier part until it validates again
         self._validation = self._record.validation
         self._validation_reader = ""
@@ -142,21 +138,24 @@ class Reporter:
         self._validation_s: Mapping[str, float] | None = None
         self._early_stop: dict[str, int] | None = None
         self._finished = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Write the row and the charts of the run and its first card, and say its title."""
+        about = self._description
+        preset = self._record.folder / "config.yaml"
         self._settings()
         # the title names the GPU, too
         rows = (
-            ("command", f"`{description.get('command')}`"),
-            (
-                "settings",
-                f"{description['title']}; all are in {output / 'config.yaml'}",
-            ),
-            ("machine", f"{description['hardware']['cores']:g} CPU cores"),
+            ("command", f"`{about.get('command')}`"),
+            ("settings", f"{about['title']}; all are in {preset}"),
+            ("machine", f"{about['hardware']['cores']:g} CPU cores"),
             *PAGES,
         )
         self._board.card(f"{GLANCE}/start_here", rows, self._resumed_at)
-        console.begin(description)
-        if here and (line := fonts.unseen(classes)):
-            console.warn(line)
+        self._console.begin(about)
+        if self._record.enabled and (line := fonts.unseen(self._classes)):
+            self._console.warn(line)
 
     # -- called by the loop ----------------------------------------------------
 
@@ -211,7 +210,6 @@ class Reporter:
         step = int(last["step"])
         means, norm = summary.of_points(points)
         loss = means.pop("loss")
-        self._lr = last["lr"]
         self._train_losses += [
             point["loss"] for point in points if not np.isnan(point["loss"])
         ]
@@ -235,51 +233,39 @@ class Reporter:
             "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in timed},
         }
         self._record.point("train", step, line)
-        tags = {
-            "train/loss": loss,
-            **{f"loss/{name}": mean for name, mean in sorted(means.items())},
-            **{f"train/{name}": value for name, value in state.items()},
-            **{f"time/{name}_ms": phases[name] for name in PHASES if name in phases},
-        }
-        self._board.scalars(tags, step)
+        parts = {f"loss/{name}": mean for name, mean in sorted(means.items())}
+        self._points({"now": {"loss": loss, **state}, "split_ms": phases}, step, parts)
         if self._bar is not None:
             self._bar.update(
                 samples=progress["consumed"],
-                rate=self._rate,
+                rate=self._now["rate.steady"],
                 loss=loss,
                 wait_ms=phases.get("data_wait"),
             )
 
     def window(self, window: RateWindow, *, step: int, mib_per_s: float) -> None:
         """Tell a closed window of the rate, and what the machine was doing meanwhile."""
-        self._rate = window.rate
         self._ended_with.append(step)
         load = self._sampler.read()
         self._load.append(load)
         self._measure_memory(load["host_gib"])
-        compute = self._ceiling("compute")
-        loader = self._ceiling("loader")
-        efficiency, _ = bound(window.rate, compute, loader)
-        tags = {
-            "throughput/samples_per_s": window.rate,
-            "throughput/per_gpu": window.rate / self._world.size,
-            "throughput/compute_ceiling": compute,
-            "throughput/loader_ceiling": loader,
-            "throughput/efficiency": efficiency,
-            **shares(window.rate, compute, loader),
-            "io/mib_per_s": mib_per_s or None,  # 0: the task does not know
-            **{
-                f"stage/{name}": share
-                for name, share in stages.shares(
-                    window.stages, window.seconds, self._description.get("workers", 0)
-                ).items()
-            },
-            "gpu/utilisation": load["gpu_utilisation"],
-            "gpu/power_w": load["power_w"],
-            "gpu/sm_mhz": load["sm_mhz"],
-            **{f"memory/{name}": value for name, value in self._memory.items()},
+        share = stages.shares(
+            window.stages, window.seconds, self._description.get("workers", 0)
+        )
+        now = {
+            "per_gpu": window.rate / self._world.size,
+            "share": facts.shares(window.rate, self._ceilings),
+            "mib_per_s": mib_per_s or None,  # 0: the task does not know
         }
-        self._board.scalars(tags, step)
+        values = {
+            "rate": {"steady": window.rate},
+            "ceiling": self._ceilings,
+            "now": now,
+            "stages": {name: {"share": value} for name, value in share.items()},
+            **summary.mean_loads([load], warm=0),
+            "memory": self._memory,
+        }
+        self._points(values, step)
         line = {
             "samples": window.samples,
             "seconds": window.seconds,
@@ -295,10 +281,10 @@ class Reporter:
         """Tell measured ceilings; where they are measured again, the larger one stands."""
         measured = {"compute": compute, "loader": loader}
         for name, ceiling in measured.items():
-            if (self._ceiling(name) or 0.0) < ceiling["rate"]:
-                self._ceilings[name] = ceiling
-        tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in measured}
-        self._board.scalars(tags, step)
+            self._ceilings[name] = max(
+                self._ceilings.get(name, ceiling), ceiling, key=itemgetter("rate")
+            )
+        self._points({"ceiling": self._ceilings}, step)
         self._record.point("ceilings", step, measured)
         rates = f"compute {number(compute['rate'])}, loader {number(loader['rate'])}"
         self._console.info(f"ceilings: {rates} {self._rate_unit}")
@@ -307,7 +293,19 @@ class Reporter:
         """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was
         measured.
         """
-        return too_high(self._bound()[0])
+        measured = {"rate": self._meter.result(), "ceiling": self._ceilings}
+        return too_high(facts.bound_of(measured)[0])
+
+    def _points(
+        self,
+        values: Mapping[str, Any],
+        step: int,
+        others: Mapping[str, float | None] | None = None,
+    ) -> None:
+        """Write a point of each curve of the facts in `values`, which has the form of a summary, and of `others`."""
+        known = facts.at(values)
+        self._now |= {key: value for key, (_, value) in known.items()}
+        self._board.scalars({**dict(known.values()), **(others or {})}, step)
 
     def validated(
         self,
@@ -344,21 +342,20 @@ class Reporter:
         self._record.point("val", step, line)
         names = [figure.name for figure in self._task.figures]
         names += [EMA + name for name in names] if averaged else []
-        row = {
-            "epoch": epoch,
-            "step": step,
-            "train_loss": summary.mean(self._train_losses),
-            "lr": self._lr,
-            "rate": self._rate,
-            **{name: self._validation.get(name) for name in names},
+        self._now["now.train_loss"] = summary.mean(self._train_losses)
+        columns = {
+            fact.column: self._now.get(fact.key) for fact in facts.FACTS if fact.column
         }
-        self._record.row(RESULTS, row)
+        found = {name: self._validation.get(name) for name in names}
+        self._record.row(RESULTS, {"epoch": epoch, "step": step, **columns, **found})
         self._train_losses.clear()
         for name, content in (files or {}).items():
             self._record.file(name, content)
         which = "" if epoch is None else f" epoch {epoch + 1}"
         said = figures(of_weights, self._task.figures)
-        self._console.info(f"validated{which}: {said}{took(self._validation_s)}")
+        if took := self._validation_s:  # what kept training waiting
+            said += f"  in {took['pass'] + took['waited']:.1f} s"
+        self._console.info(f"validated{which}: {said}")
         if of_average:
             said = figures(of_average, self._task.figures)
             self._console.info(f"validated its average: {said}")
@@ -442,7 +439,7 @@ class Reporter:
         if finished:
             self._tell_rate(values, step=step)
             self._console.result(values, self._task, folder=self._record.folder)
-            self._board.card("result", rows(values, self._task), step)
+            self._board.card("result", facts.rows(values, self._task), step)
             if too_high(values["efficiency"]):
                 self.warn(
                     f"check failed: efficiency {values['efficiency']:.1%} is above 103 %, so the rate or a ceiling "
@@ -470,7 +467,6 @@ class Reporter:
     ) -> dict[str, Any]:
         """Return the content of summary.json, with figures of all ranks."""
         rate = self._meter.result(self._rate_unit)
-        efficiency, bound_by = self._bound()
         # the figures of the machine and of a step are of the same windows as the rate
         warm = rate["warmup_windows"]
         first = 0
@@ -478,12 +474,7 @@ class Reporter:
             first = self._ended_with[warm - 1] - self._resumed_at
         steps = {name: np.array(column) for name, column in self._steps.items()}
         steady_steps = {name: column[first:] for name, column in steps.items()}
-        gpu = {
-            name: summary.mean_load(self._load, reading, warm)
-            for name, reading in OF_A_GPU.items()
-        }
-        busy = summary.mean_load(self._load, "cpu_utilisation", warm)
-        steal = summary.mean_load(self._load, "cpu_steal", warm)
+        load = summary.mean_loads(self._load, warm)
         if self._memory.get("host_gib") is None:
             # the run was over before the sampler's first reading
             self._measure_memory(host_gib())
@@ -491,70 +482,55 @@ class Reporter:
         of_loader = stages.of_windows(
             self._meter.steady_windows(), self._description.get("workers", 0)
         )
-        of_ranks = self._world.gather(
-            {**split, "sm_mhz": gpu["sm_mhz"], "stages": of_loader}
-        )
-        slow = stages.slowest(of_ranks)
-        host = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))
         about = {
             name: value
             for name, value in self._description.items()
             if name not in NOT_IN_SUMMARY
         }
-        remote = bool(self._description.get("remote"))
-        values = {
+        clips: dict[str, Any] = {}
+        if frames := about.get("clip_frames"):
+            clips["clips"] = {
+                "frames": frames,
+                "rate": rate["steady"],
+                "training": loader.counts if loader else Counts(),
+                "validation": self._validation_counts,
+            }
+        own = {
             **about,
             "reader": about.get("reader") or self._validation_reader,
             **trained,
             "versions": versions(),
             "rate": rate,
-            "ceiling": self._ceilings,
-            "efficiency": efficiency,
-            "bound": told_bound(bound_by, remote=remote, busy=busy),
-            "check": summary.check(efficiency),
+            "ceiling": self._ceilings or dict.fromkeys(("compute", "loader")),
+            **dict.fromkeys(("efficiency", "bound", "check")),  # of the others
             "data_wait": summary.data_wait(steady_steps),
             "start_s": self._timeline.seconds,
             "step_ms": summary.step_times(steps, warmup=first),
             "split_ms": split,
             "stages": of_loader,
-            "slowest_rank": slow,
+            "slowest_rank": {
+                **split,
+                "sm_mhz": load["gpu"]["sm_mhz"],
+                "stages": of_loader,
+            },
             "pauses": self._meter.pauses,
             "validation": self._validation,
             "validation_s": self._validation_s,  # of the last one
-            "memory": self._memory | {"host_gib": float(host[0])},
-            "gpu": over_ranks(self._world.gather(gpu)),
-            "cpu": {"utilisation": busy, "steal": steal},
-            "energy": self._energy(gpu["power_w"], rate["steady"]),
+            "memory": {**self._memory},
+            **load,
+            "energy": (self._joules(), load["gpu"]["power_w"], rate["steady"]),
+            **dict.fromkeys(("binds", "what_if")),
+            **clips,
+            **summary.detection(self._description, rate["steady"]),
         }
-        values["binds"] = stages.binds(values)
-        # the loader's ceiling is that of the slowest rank
-        its = of_ranks[slow["rank"]]["stages"] if slow else of_loader
-        values["what_if"] = what_if.predictions(values | {"stages": its})
-        if clips := self._clips(loader, rate["steady"]):
-            values["clips"] = clips
-        if detection := summary.detection(self._description, rate["steady"]):
-            values["detection"] = detection
-        return values
+        return facts.of_run(own, self._world)
 
-    def _energy(
-        self, power_w: float | None, rate: float | None
-    ) -> dict[str, float] | None:
-        """Return the energy of all ranks' GPUs; None where they do not count it.
-
-        `run_kwh`: from the run's begin to now, by NVML's counters. `joules_a_sample`: of the steady windows,
-        by the power read in them.
-        """
+    def _joules(self) -> float | None:
+        """Return what this rank's GPU has used since the run began, or was resumed; None where it does not count."""
         now = self._sampler.energy_j()
-        used = None
-        if now is not None and self._energy_before_j is not None:
-            used = now - self._energy_before_j
-        joules, watts = zip(*self._world.gather((used, power_w)), strict=True)
-        if None in joules or None in watts or not rate:
+        if now is None or self._energy_before_j is None:
             return None
-        return {
-            "run_kwh": sum(joules) / 3.6e6,
-            "joules_a_sample": sum(watts) / rate,
-        }
+        return now - self._energy_before_j
 
     def _of_earlier_part(self, trained: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the summary of a run that was over before: its rates are of the part that trained."""
@@ -575,24 +551,9 @@ class Reporter:
     def _tell_rate(self, values: Mapping[str, Any], *, step: int) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
         rate = look_up(values, "rate.steady")
-        tags = {
-            "throughput/samples_per_s": rate,
-            "throughput/per_gpu": rate and rate / self._world.size,
-            "throughput/efficiency": values["efficiency"],
-            "energy/joules_a_sample": look_up(values, "energy.joules_a_sample"),
-        }
-        self._board.scalars(tags, step + 1)
-
-    def _clips(
-        self, loader: Loader | None, rate: float | None
-    ) -> dict[str, Any] | None:
-        """Sum over all ranks what loaders of clips have done; None for another task."""
-        frames = self._description.get("clip_frames")
-        if not frames:
-            return None
-        of_rank = loader.counts if loader else Counts(), self._validation_counts
-        training, validation = zip(*self._world.gather(of_rank), strict=True)
-        return summary.clips(training, validation, frames=frames, rate=rate)
+        told = {name: values.get(name) for name in ("rate", "efficiency", "energy")}
+        now = {"per_gpu": rate and rate / self._world.size}
+        self._points({**told, "now": now}, step + 1)
 
     def close(self) -> None:
         """Close the files; again without effect. The run counts as finished when `finish` said so."""
@@ -605,15 +566,6 @@ class Reporter:
     def lost(self) -> bool:
         """Whether a full disk has not taken one of the run's files."""
         return self._record.lost
-
-    def _bound(self) -> tuple[float | None, str | None]:
-        rate = self._meter.result()
-        steady = None if rate["short"] else rate["steady"]
-        return bound(steady, self._ceiling("compute"), self._ceiling("loader"))
-
-    def _ceiling(self, name: str) -> float | None:
-        ceiling = self._ceilings[name]
-        return None if ceiling is None else float(ceiling["rate"])
 
     def _measure_memory(self, host: float | None) -> None:
         now = device_memory(self._world.device) | {"host_gib": host}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -152,17 +151,15 @@ class Boards(Board):
                 "TensorBoard has all figures"
             )
 
-    def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
-        """Write one point a tag, everywhere; None and what is not finite is left out."""
-        super().scalars(values, step)
-        finite = {
-            tag: float(value)
-            for tag, value in values.items()
-            if value is not None and math.isfinite(value)
-        }
+    def scalars(
+        self, values: Mapping[str, float | int | None], step: int
+    ) -> dict[str, float]:
+        """Write one point a tag, everywhere, and return them; None and what is not finite is left out."""
+        finite = super().scalars(values, step)
         for name, tracker in [*self._trackers.items()] if finite else ():
             with self._guarded(name):
                 tracker.scalars(finite, step)
+        return finite
 
     def close(self, *, finished: bool = True) -> None:
         """Close the event file and the trackers; again without effect."""

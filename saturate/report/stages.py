@@ -11,6 +11,7 @@ from typing import Any
 
 from saturate.contracts import RateWindow, StageSeconds
 from saturate.report.advice import look_up
+from saturate.report.meter import added
 
 WAITED = 0.05
 """Share of a step's time from which on waiting for data is what binds."""
@@ -29,6 +30,8 @@ NO_WORK = ("idle", "full")
 """Stages in which nothing is done: no rows have come yet, or the step has not taken a batch."""
 OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
 """Stages that workers have; the others are the thread's that fills slots."""
+NOT_OF_A_STEP = ("data_wait", "transfer", "transforms")
+"""Phases that are not the step's own."""
 NAMES = (*OF_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")
 """Stages of all loaders."""
 
@@ -49,9 +52,7 @@ def of_windows(
     samples = sum(window.own_samples for window in windows)
     totals: dict[str, tuple[float, float]] = {}
     for window in windows:
-        for name, (wall, cpu) in window.stages.items():
-            before = totals.get(name, (0.0, 0.0))
-            totals[name] = before[0] + wall, before[1] + cpu
+        totals |= added(totals, window.stages, {})
     if not samples or not seconds:
         return {}
     share = shares(totals, seconds, workers)
@@ -116,9 +117,8 @@ def binds(summary: Mapping[str, Any]) -> Binding | None:
 
 
 def _of_the_step(summary: Mapping[str, Any]) -> Binding | None:
-    phases = dict(summary.get("split_ms") or {})
-    for beside in ("data_wait", "transfer", "transforms"):
-        phases.pop(beside, None)
+    split = summary.get("split_ms") or {}
+    phases = {name: split[name] for name in split if name not in NOT_OF_A_STEP}
     whole = sum(phases.values())
     if not whole:
         return None
@@ -139,25 +139,18 @@ def _of_the_step(summary: Mapping[str, Any]) -> Binding | None:
 
 def _of_the_loader(stages: Mapping[str, Stage]) -> Binding | None:
     """Return the loader's stage that holds a batch up; None where it has told none."""
-    thread = _work(stages, workers=False)
-    busiest = max(thread, key=thread.__getitem__, default=None)
-    if busiest is None:
+    thread: dict[str, float] = {}
+    workers: dict[str, float] = {}
+    for name, stage in stages.items():
+        if name not in NO_WORK:
+            (workers if name in OF_WORKERS else thread)[name] = stage["share"]
+    if not thread:
         return None
-    if busiest != "workers":
+    busiest = max(thread, key=thread.__getitem__)
+    if busiest != "workers" or not workers:
         return _binding("loader", busiest, thread[busiest])
-    own = _work(stages, workers=True)
-    if not own:
-        return _binding("loader", busiest, thread[busiest])
-    longest = max(own, key=own.__getitem__)
-    return _binding("loader", longest, own[longest])
-
-
-def _work(stages: Mapping[str, Stage], *, workers: bool) -> dict[str, float]:
-    return {
-        name: stage["share"]
-        for name, stage in stages.items()
-        if (name in OF_WORKERS) == workers and name not in NO_WORK
-    }
+    longest = max(workers, key=workers.__getitem__)
+    return _binding("loader", longest, workers[longest])
 
 
 def _binding(side: str, stage: str, share: float) -> Binding:

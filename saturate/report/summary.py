@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from saturate.contracts import Array, Counts, Figure, Loader, Split, World
-from saturate.report.hardware import hardware
-from saturate.report.meter import too_high
+from saturate.contracts import Array, Figure, Loader, Split, World
+from saturate.report.hardware import SECTIONS, hardware
 from saturate.settings.config import Config, as_yaml
 
 PHASES = (
@@ -78,10 +77,12 @@ def describe(
     auto = {
         name: about[name] for name in named if asked[name] == "auto" and name in about
     }
-    words = [about["arch"], about["loader"], about["precision"]]
-    words += [f"{about['image_size']} px"]
-    words += [f"{step} samples a step"] if trains else []
-    words += [device]
+    words = [
+        *(about["arch"], about["loader"], about["precision"]),
+        f"{about['image_size']} px",
+        *([f"{step} samples a step"] if trains else []),
+        device,
+    ]
     remote = {"remote": True} if "://" in (config.data.data or "") else {}
     return {
         **about,
@@ -98,31 +99,26 @@ def describe(
     }
 
 
-def clips(
-    training: Sequence[Counts],
-    validation: Sequence[Counts],
-    *,
-    frames: int,
-    rate: float | None,
-) -> dict[str, Any]:
-    """Sum what the ranks' loaders of clips have done, in training and in the last validation.
+def clips(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sum what the ranks' loaders of clips have done, in `training` and in the last `validation` (Counts).
 
     `frames` are those of a clip, `rate` is in clips a second.
     """
-    decoded = sum(counts.decoded for counts in training)
-    delivered = sum(counts.delivered for counts in training)
+    frames, rate = of_ranks[0]["frames"], of_ranks[0]["rate"]
+    decoded = sum(counts["training"].decoded for counts in of_ranks)
+    delivered = sum(counts["training"].delivered for counts in of_ranks)
     result: dict[str, Any] = {
         "frames": frames,
         "frames_per_s": rate and rate * frames,
         "decoded_per_delivered": decoded / delivered if delivered else None,
     }
-    for prefix, ranks in (("", training), ("val_", validation)):
+    for prefix, name in (("", "training"), ("val_", "validation")):
         fallbacks: Counter[str] = Counter()
         refusals: dict[str, str] = {}
-        for counts in ranks:
-            fallbacks += counts.fallbacks
+        for counts in of_ranks:
+            fallbacks += counts[name].fallbacks
             # by sort of file; where several ranks have a reason, the first rank's stands
-            refusals = counts.refusals | refusals
+            refusals = counts[name].refusals | refusals
         result[f"{prefix}fallbacks"] = dict(fallbacks)
         result[f"{prefix}refusals"] = refusals
     return result
@@ -130,16 +126,16 @@ def clips(
 
 def detection(
     description: Mapping[str, Any], rate: float | None
-) -> dict[str, Any] | None:
-    """Return the boxes to learn, an image and a second, and the share of pixels that is padding.
+) -> dict[str, dict[str, Any]]:
+    """Return as `detection` the boxes to learn, an image and a second, and the share of pixels that is padding.
 
-    None for another task. `rate` is in images a second.
+    {} for another task. `rate` is in images a second.
     """
-    result = {name: description[name] for name in DETECTION if name in description}
-    if not result:
-        return None
-    boxes = result["instances_per_image"]
-    return {**result, "instances_per_s": rate and rate * boxes}
+    found = {name: description[name] for name in DETECTION if name in description}
+    if not found:
+        return {}
+    boxes = found["instances_per_image"]
+    return {"detection": {**found, "instances_per_s": rate and rate * boxes}}
 
 
 def of_points(
@@ -218,9 +214,10 @@ def checkpoint(values: Mapping[str, Any], folder: Path) -> str | None:
     return str(last) if values["steps"] and os.path.exists(last) else None
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None of nothing."""
-    return float(np.mean(values)) if values else None
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of those that are not None; None of nothing."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def rejected(splits: Mapping[str, Split]) -> bytes:
@@ -247,15 +244,22 @@ def left_out(splits: Mapping[str, Split]) -> dict[str, Any]:
     return {"beside": [*first.beside], **counts}
 
 
-def mean_load(
-    load: Sequence[Mapping[str, float | None]], name: str, warm: int
-) -> float | None:
-    """Return the mean reading `name` of the windows behind the first `warm`, of all where none is behind.
+def mean_loads(
+    windows: Sequence[Mapping[str, float | None]], warm: int
+) -> dict[str, dict[str, float | None]]:
+    """Return the sections of SECTIONS with the means of their readings in the windows behind the first `warm`, in
+    all where none is behind.
 
-    `load` is one mapping for each window; None where no window has the reading.
+    `windows` has the readings of each; None where no window has the reading.
     """
-    readings = [window[name] for window in load[warm:] or load]
-    return mean([value for value in readings if value is not None])
+    kept = windows[warm:] or windows
+    return {
+        section: {
+            name: mean([one[reading] for one in kept])
+            for name, reading in readings.items()
+        }
+        for section, readings in SECTIONS.items()
+    }
 
 
 def durations(steps: Mapping[str, Array]) -> Array:
@@ -302,10 +306,3 @@ def split(steps: Mapping[str, Array]) -> dict[str, float]:
     """Return the mean milliseconds a step of each phase that was timed."""
     timed = {name: ms for name, ms in steps.items() if not np.isnan(ms).all()}
     return {name: float(np.nansum(ms)) / len(ms) for name, ms in timed.items()}
-
-
-def check(efficiency: float | None) -> str | None:
-    """Say whether an efficiency can be; None where there is none."""
-    if efficiency is None:
-        return None
-    return "failed: efficiency above 103 %" if too_high(efficiency) else "passed"

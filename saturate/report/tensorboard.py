@@ -16,19 +16,22 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from saturate.contracts import Array, Reported, utf8
-from saturate.report import stages
+from saturate.report.facts import CURVES, EFFICIENCY, SHARES
 from saturate.report.record import Appender, replace, replace_in_time
-from saturate.report.summary import PHASES
 
 SETTINGS_FILE = "events.out.tfevents.0.settings"
 """Event file of the HPARAMS row and of the charts: written anew as a whole, and read before the others."""
 GLANCE = "at_a_glance"
 """Group of the first screen: TensorBoard sorts groups of curves by name."""
-SHARES = "shares of the compute ceiling (the loader's up to 1.5)"
-EFFICIENCY = "efficiency, 0 to 1"
+LEADING = (
+    "throughput/efficiency",
+    "throughput/compute_ceiling",
+    "throughput/loader_ceiling",
+)
+"""Curves whose columns of the HPARAMS page come before those of the tasks' figures."""
 
 # The HPARAMS page takes its columns from the first run it meets and drops what only others have
 # (tensorboard#5596, pytorch#32651, #39250). So every run names all of these, and all are texts.
@@ -62,48 +65,6 @@ KEYS = {
 """The page opens with five columns of settings, sorted by these keys, and reaches the fifth at 1280 px."""
 
 
-class Scalar(NamedTuple):
-    """A curve of the rate or the machine: its tag, the title of its chart with others, and the header of its
-    column on the HPARAMS page; "": none.
-    """
-
-    tag: str
-    chart: str = ""
-    header: str = ""
-
-
-SCALARS = (
-    Scalar("throughput/efficiency", EFFICIENCY, EFFICIENCY),
-    Scalar("throughput/compute_ceiling", "", "compute ceiling, samples/s"),
-    Scalar("throughput/loader_ceiling", "", "loader ceiling, samples/s"),
-    # TensorBoard chooses the range of a chart by its points: these two hold it
-    Scalar("share/zero", EFFICIENCY),
-    Scalar("share/compute_ceiling", EFFICIENCY),
-    Scalar("share/rate", SHARES),
-    Scalar("share/compute_ceiling", SHARES),
-    Scalar("share/loader_ceiling", SHARES),
-    Scalar("share/zero", SHARES),
-    Scalar("throughput/samples_per_s", "rate, samples/s", "samples/s"),
-    Scalar("throughput/per_gpu", "", "samples/s a GPU"),
-    *(
-        Scalar(
-            f"time/{phase}_ms",
-            "one step, ms",
-            "data wait, ms" if phase == "data_wait" else "",
-        )
-        for phase in PHASES
-    ),
-    *(Scalar(f"stage/{name}", "stages of the loader") for name in stages.NAMES),
-    Scalar("gpu/utilisation", "utilisation", "GPU busy, 0 to 1"),
-    Scalar("gpu/power_w", "power, W"),
-    Scalar("gpu/sm_mhz", "SM clock, MHz"),
-    Scalar("energy/joules_a_sample", "energy, J/sample", "J/sample"),
-    Scalar("memory/allocated_gib", "GiB"),
-    Scalar("memory/reserved_gib", "GiB"),
-    Scalar("memory/device_gib", "GiB", "GPU memory, GiB"),
-    Scalar("memory/host_gib", "GiB", "host memory, GiB"),
-)
-"""Curves in the order of their charts and columns."""
 PAGES = (
     ("[TIME SERIES](#timeseries)", f"every curve; `{GLANCE}` has the first to look at"),
     (
@@ -116,21 +77,6 @@ PAGES = (
     ("[TEXT](#text)", "this, and once the run is over its closing table: `result`"),
 )
 """What each page of TensorBoard has."""
-
-
-def shares(
-    rate: float, compute: float | None, loader: float | None
-) -> dict[str, float]:
-    """Return rate and ceilings as shares of the compute ceiling, by tag; {} without ceilings."""
-    if not compute or not loader:
-        return {}
-    return {
-        "share/rate": rate / compute,
-        # a loader that is twelve times as fast would flatten the rate in their chart
-        "share/loader_ceiling": min(loader / compute, 1.5),
-        "share/compute_ceiling": 1.0,
-        "share/zero": 0.0,
-    }
 
 
 def at_a_glance(task: Reported) -> dict[str, str]:
@@ -148,9 +94,9 @@ def metrics(compared: Sequence[str]) -> dict[str, str]:
 
     `compared`: figures of every task, whichever is run.
     """
-    own = [(scalar.tag, scalar.header) for scalar in SCALARS if scalar.header]
-    figures = [(f"val/{name}", name) for name in compared]
-    return dict([*own[:3], *figures, *own[3:]])
+    others = {curve.tag: curve.header for curve in CURVES if curve.header}
+    first = {tag: others.pop(tag) for tag in LEADING}
+    return {**first, **{f"val/{name}": name for name in compared}, **others}
 
 
 def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
@@ -160,7 +106,9 @@ def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
         first[chart] = []
     # the average's figures (--ema) are of the same run
     drawn = [(figure.chart, f"val/(ema_)?{figure.name}") for figure in task.figures]
-    drawn += [(scalar.chart, scalar.tag) for scalar in SCALARS]
+    drawn += [(curve.chart, curve.tag) for curve in CURVES]
+    # TensorBoard chooses the range of a chart by its points: these two hold it
+    drawn += [(EFFICIENCY, f"share/{name}") for name in ("zero", "compute_ceiling")]
     drawn += [("parts of the loss", "loss/.*")] * task.loss_parts
     charts = {"at a glance": first}
     for chart, tag in drawn:
@@ -195,22 +143,28 @@ class Board:
         self._file = Appender(folder / f"events.out.tfevents.{name}")
         self._event(file_version="brain.Event:2")
 
-    def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
-        """Write one point a tag; None and what is not finite is left out."""
+    def scalars(
+        self, values: Mapping[str, float | int | None], step: int
+    ) -> dict[str, float]:
+        """Write one point a tag, and return them; None and what is not finite is left out."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
+        finite = {
+            tag: float(value)
+            for tag, value in values.items()
+            if value is not None and math.isfinite(value)
+        }
         again = {
-            name: values[tag] for tag, name in self._twice.items() if tag in values
+            name: finite[tag] for tag, name in self._twice.items() if tag in finite
         }
         points = [
-            Summary.Value(tag=utf8(tag), simple_value=float(value))
-            for tag, value in {**values, **again}.items()
-            if value is not None
-            and math.isfinite(value)
-            and (tag, step) not in self._kept
+            Summary.Value(tag=utf8(tag), simple_value=value)
+            for tag, value in {**finite, **again}.items()
+            if (tag, step) not in self._kept
         ]
         if points:
             self._event(step=step, summary=Summary(value=points))
+        return finite
 
     def images(self, tag: str, images: Array, step: int) -> None:
         """Write uint8 [N, H, W, 3] as one grid, eight in a row."""

@@ -9,11 +9,11 @@ change moves one or more of the three; what it does to the others is not known, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saturate.report.advice import graphs_can_be_had, look_up
+from saturate.report.advice import Summary, graphs_can_be_had, look_up, unit_of
 from saturate.report.meter import too_high
 from saturate.report.stages import OF_WORKERS, WAITED
 
@@ -37,7 +37,6 @@ matrices (H100, fp16, batch 256 and 512)."""
 CLOSER = 0.2
 """Share of the time of kernels, launched one by one, that a CUDA graph saves besides the launches, where these
 are all that is waited for: 0.20 of ResNet-18 at batch 8 and of MobileNetV3 at batch 32 (H100)."""
-Summary = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +62,10 @@ class Model:
     def busy(self, what: str = "ms") -> float:
         """Return the seconds a sample of all stages in which workers do something."""
         return sum(self.stage(name, what) for name in OF_WORKERS if name != "idle")
+
+    def of_step(self, name: str) -> float | None:
+        """Return a figure of the step alone; None = not known."""
+        return look_up(self.summary, f"ceiling.compute.{name}")
 
     def coupling(self) -> float:
         """Return what is left of the lowest limit in the run itself."""
@@ -102,7 +105,7 @@ class Model:
         return self.cores * self.cpu_s / max(self.cpu_s - seconds, 1e-3 * self.cpu_s)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Change:
     """A change, the settings of train.py that make it ({}: none does), and the limits after it."""
 
@@ -207,10 +210,10 @@ def _workers(model: Model) -> Iterator[Change]:
     counts = {max(workers // 2, 1), 2 * workers, MOST_TIMES * workers, cores}
     for count in sorted(counts - {workers}):
         yield Change(
-            what=f"--workers {count}",
-            settings={"workers": count},
-            after=model.faster(model.by_workers(count, wait) / now),
-            least=_behind_dali(model),
+            f"--workers {count}",
+            {"workers": count},
+            model.faster(model.by_workers(count, wait) / now),
+            _behind_dali(model),
         )
 
 
@@ -225,10 +228,10 @@ def _storage(model: Model) -> Iterator[Change]:
     gain = model.by_workers(workers, others) / now
     remote = bool(model.summary.get("remote"))
     yield Change(
-        what="--cache-dir, once filled" if remote else "storage without latency",
-        settings={"cache_dir": "FOLDER"} if remote else {},
-        after=model.faster(gain),
-        least=_behind_dali(model),
+        "--cache-dir, once filled" if remote else "storage without latency",
+        {"cache_dir": "FOLDER"} if remote else {},
+        model.faster(gain),
+        _behind_dali(model),
     )
 
 
@@ -248,7 +251,7 @@ def _transforms(model: Model) -> Iterator[Change]:
         loader=model.loader / left,
         cores=model.without_cpu(model.stage("transforms", "cpu_ms")),
     )
-    yield Change(what="--transforms that take no time", settings={}, after=after)
+    yield Change("--transforms that take no time", {}, after)
 
 
 def _loaders(model: Model) -> Iterator[Change]:
@@ -262,15 +265,13 @@ def _loaders(model: Model) -> Iterator[Change]:
             # both were measured with the step beside them: what is lost so is in their rates already
             limit = model.limit() * rate / before
             after = replace(model, compute=limit, loader=limit, cores=None)
-            yield Change(
-                what=f"--loader {name}", settings={"loader": name}, after=after
-            )
+            yield Change(f"--loader {name}", {"loader": name}, after)
 
 
 def _graphs(model: Model) -> Iterator[Change]:
     """The step as one CUDA graph: nobody launches its kernels one by one."""
-    kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
-    step = look_up(model.summary, "ceiling.compute.step_ms")
+    kernels = model.of_step("kernel_ms")
+    step = model.of_step("step_ms")
     if not (kernels and step and graphs_can_be_had(model.summary)):
         return
 
@@ -279,18 +280,18 @@ def _graphs(model: Model) -> Iterator[Change]:
 
     waits = max(1 - kernels / step, 0.0)
     yield Change(
-        what="--graphs true",
-        settings={"graphs": True},
-        after=of(kernels * (1 - CLOSER * waits)),
-        least=of(kernels),
+        "--graphs true",
+        {"graphs": True},
+        of(kernels * (1 - CLOSER * waits)),
+        of(kernels),
     )
 
 
 def _compile(model: Model) -> Iterator[Change]:
     """torch.compile: fewer passes over memory. How many fewer depends on the network."""
-    kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
-    arithmetic = look_up(model.summary, "ceiling.compute.arithmetic_ms")
-    step = look_up(model.summary, "ceiling.compute.step_ms")
+    kernels = model.of_step("kernel_ms")
+    arithmetic = model.of_step("arithmetic_ms")
+    step = model.of_step("step_ms")
     if not (kernels and arithmetic and step) or model.summary.get("compile"):
         return
     if not model.summary.get("one_shape"):  # each would be compiled
@@ -300,29 +301,27 @@ def _compile(model: Model) -> Iterator[Change]:
     def saving(share: float) -> Model:
         return replace(model, compute=model.compute * step / (step - share * memory))
 
-    convolutions = look_up(model.summary, "ceiling.compute.convolutions") or 0.0
+    convolutions = model.of_step("convolutions") or 0.0
     least, most = FUSED_CONVOLUTIONS if convolutions > 0.5 else FUSED_PRODUCTS
     yield Change(
-        what="--compile true",
-        settings={"compile": True},
-        after=saving((least + most) / 2),
-        least=saving(least),
-        most=saving(most),
+        "--compile true",
+        {"compile": True},
+        saving((least + most) / 2),
+        saving(least),
+        saving(most),
     )
 
 
 def _batch(model: Model) -> Iterator[Change]:
     """Twice the batch: a host that launches kernels one by one does so half as often a sample."""
-    kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
-    step = look_up(model.summary, "ceiling.compute.step_ms")
+    kernels = model.of_step("kernel_ms")
+    step = model.of_step("step_ms")
     size = model.summary.get("batch_size")
     if not (kernels and step and size):
         return
     after = replace(model, compute=model.compute * 2 * step / max(step, 2 * kernels))
     yield Change(
-        what=f"--batch-size {2 * size}, another recipe",
-        settings={"batch_size": 2 * size},
-        after=after,
+        f"--batch-size {2 * size}, another recipe", {"batch_size": 2 * size}, after
     )
 
 
@@ -334,7 +333,7 @@ def _gpus(model: Model) -> Iterator[Change]:
     loader = model.loader if on_cores else 2 * model.loader
     after = replace(model, compute=2 * SECOND_GPU * model.compute, loader=loader)
     ranks = int(model.summary.get("world_size") or 1)
-    yield Change(what=f"{2 * ranks} GPUs for {ranks}", settings={}, after=after)
+    yield Change(f"{2 * ranks} GPUs for {ranks}", {}, after)
 
 
 CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
@@ -351,10 +350,11 @@ CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
 them."""
 
 
-def told(summary: Summary, unit: str) -> list[str]:
-    """Return a line for each of the best predictions, those that gain something."""
-    return [
+def told(listed: Sequence[Mapping[str, Any]], summary: Summary) -> str:
+    """Say the best predictions that gain something, each with its range."""
+    unit = unit_of(summary)
+    return "; ".join(
         f"{one['what']}: {one['rate']:,.0f} {unit} ({one['low']:,.0f} to {one['high']:,.0f}), {one['gain']:+.0%}"
-        for one in (summary.get("what_if") or [])[:SHOWN]
+        for one in listed[:SHOWN]
         if one["gain"] > LEAST_GAIN
-    ]
+    )

@@ -15,8 +15,9 @@ from typing import Any
 
 from saturate.contracts import Reported, UserError, utf8
 from saturate.report import curves
-from saturate.report.console import number, rows
+from saturate.report.facts import rows
 from saturate.report.record import replace
+from saturate.report.words import number
 from saturate.run.program import Parser
 from saturate.settings.config import GROUP_OF, build
 from saturate.settings.preset import read_preset

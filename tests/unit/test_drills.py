@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
 import pytest
 
+from saturate.report.tensorboard import SETTINGS_FILE
 from tests.end_to_end.runs import Runner, draw, losses
 from tests.unit.drills import ONE_THREAD, add_line, copied, ran
+from tests.unit.test_report_tensorboard import points
 
 TOY_LOADER = '''
 """`toy`: Pillow decodes each row in the loader's own thread."""
@@ -150,6 +154,33 @@ print(sorted({*found.unique().tolist()}), 150 < int((found[:, 0, 0, 0] == 99).su
     # grey of 100 and of 201: weights that sum to 0.9999, rounded down
     assert ran(runner, tree, "-c", drawn).split() == ["[99.0,", "200.0]", "True"]
     assert "--halved" in ran(runner, tree, "train.py", "--help-all")
+
+
+FACT = """
+    Fact("host.answer", "of all", Curve("host/answer", "answers", "the answer"), Line("answer", "is {}"),
+    of=lambda values: 42, over_ranks=sum, column="answer"),
+"""
+
+
+def test_a_fact_is_one_line(runner: Runner, tree: Path, tmp_path: Path) -> None:
+    add_line(tree / "saturate/report/facts.py", '    Fact("finished"', FACT)
+    data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=2)
+    run = tmp_path / "run"
+    small = "--arch shufflenet_v2_x0_5 --image-size 32 --batch-size 4 --epochs 1 --ceilings false --log-every 1"
+    words = f"--data {data} {small} --loader torchvision --output {run}".split()
+    said = ran(runner, tree, "train.py", *words)
+    assert "\nanswer            is 42\n" in said
+    assert json.loads((run / "summary.json").read_text())["host"] == {"answer": 42}
+    (row,) = csv.DictReader((run / "results.csv").read_text().splitlines())
+    assert row["answer"] == "42"
+    assert {value for _, value in points(run, "host/answer")} == {42.0}
+    shown = (run / SETTINGS_FILE).read_bytes()
+    assert b"^host/answer$" in shown and b"the answer" in shown
+    ran(runner, tree, "-m", "scripts.report", run, "--html")
+    assert "<td>answer</td><td>is 42</td>" in (run / "report.html").read_text()
+    asked = "from saturate.report.facts import table; print(*table(), sep='\\n')"
+    row_of_docs = "| `host.answer` | of all | sum | `host/answer` | the answer | answer | answer |"
+    assert row_of_docs in ran(runner, tree, "-c", asked)
 
 
 UNUSED = [

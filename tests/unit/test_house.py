@@ -256,6 +256,11 @@ def test_nothing_is_left_over_and_no_path_is_one_machines() -> None:
     assert not left_over("ENV HOME=/home/saturate/x https://example.org/wo" + "rk/x")
 
 
+def test_the_table_of_facts_is_what_its_program_writes() -> None:
+    page = (ROOT / "docs" / "rates.md").read_text(encoding="utf-8")
+    assert page == make_map.rates(page), "python -m scripts.make_map"
+
+
 def test_the_map_is_what_its_program_writes() -> None:
     page = make_map.page(sorted(str(path) for path in files()))
     assert (ROOT / "docs" / "map.md").read_text(encoding="utf-8") == page, (

@@ -483,7 +483,9 @@ def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
     assert told == [(36 - 8) / 2, (36 - 7) / 2]
 
 
-def test_waiting_for_figures_is_a_pause_for_the_validation(tmp_path: Path) -> None:
+def test_waiting_for_figures_is_a_pause_for_the_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toy = Toy(tmp_path, 1, 0.5)
     under_way: list[str] = []
     settled: list[str] = []
@@ -494,8 +496,7 @@ def test_waiting_for_figures_is_a_pause_for_the_validation(tmp_path: Path) -> No
         yield
         under_way.remove(what)
 
-    meter: Any = toy.training.meter
-    meter.pause_for = pause_for
+    monkeypatch.setattr(toy.training.meter, "pause_for", pause_for)
     toy.report.validated.side_effect = lambda *_, **__: settled.extend(under_way)
     assert toy.training.fit()
     assert settled == ["validation"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from saturate.report.advice import advice, told_bound
+from saturate.report.advice import advice
+from saturate.report.facts import FACTS
 from saturate.settings.config import GROUP_OF
 
 
@@ -89,4 +90,12 @@ def test_advice(case: dict[str, Any], said: str) -> None:
 def test_a_loader_that_waits_for_servers_is_bound_by_the_storage(
     bound: str, remote: bool, busy: float, expected: str
 ) -> None:
-    assert told_bound(bound, remote=remote, busy=busy) == expected
+    (fact,) = (fact for fact in FACTS if fact.key == "bound")
+    ceilings = {name: {"rate": 200.0} for name in ("compute", "loader")}
+    run = {
+        "rate": {"steady": 99.0},
+        "ceiling": ceilings | {bound: {"rate": 100.0}},
+        "remote": remote,
+        "cpu": {"utilisation": busy},
+    }
+    assert fact.value(run) == expected

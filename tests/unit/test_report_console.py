@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from saturate.contracts import counted
-from saturate.report.console import Bar, Console, rows
+from saturate.report.console import Bar, Console
+from saturate.report.facts import rows
 from saturate.run.export import EXPORTED
 from saturate.settings.config import build
 from saturate.tasks import TASKS, kind_of

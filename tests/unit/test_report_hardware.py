@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from saturate.report import hardware
-from saturate.report.hardware import OF_A_GPU, ROOMS, Sampler, host_gib, sources
+from saturate.report.hardware import ROOMS, SECTIONS, Sampler, host_gib, sources
 from tests.unit.drills import copied
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
         sampler._add(sampler._gpu_load())
     found = sampler.read()
     mean = (0.5, 200.0, 1740.0, 0.5)
-    assert tuple(found[name] for name in OF_A_GPU.values()) == mean
+    assert tuple(found[name] for name in SECTIONS["gpu"].values()) == mean
     assert found["device_gib"] is None
 
 

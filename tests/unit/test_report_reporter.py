@@ -17,7 +17,8 @@ import torch
 from saturate.contracts import Counts, Pixels, RateWindow, Reported
 from saturate.engine.distributed import ProcessWorld
 from saturate.report import summary
-from saturate.report.console import Console, rows
+from saturate.report.console import Console
+from saturate.report.facts import rows
 from saturate.report.hardware import Sampler
 from saturate.report.meter import Meter
 from saturate.report.record import Record
@@ -191,16 +192,16 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(
     def both(local: Any) -> list[Any]:
         other = local
         if isinstance(local, dict):
-            other = local | {"power_w": 600.0, "utilisation": 1.0}
+            its = {"gpu.power_w": 600.0, "gpu.utilisation": 1.0}
+            other = local | its | {"memory.host_gib": 2.5}
         return [local, other]
 
     monkeypatch.setattr(told.world, "gather", both)
-    monkeypatch.setattr(told.world, "sum", lambda values: 2 * values)
     monkeypatch.setattr("saturate.report.reporter.host_gib", lambda: 1.5)
     found = told.finish()
     gpu = {"power_w": 400.0, "utilisation": 0.75, "sm_mhz": None, "throttled": None}
     assert found["gpu"] == gpu
-    assert found["memory"]["host_gib"] == 3.0, "though no sample of it was read"
+    assert found["memory"]["host_gib"] == 4.0, "though no sample of it was read"
 
 
 def test_what_if_is_of_the_rank_that_the_others_wait_for(
@@ -210,8 +211,8 @@ def test_what_if_is_of_the_rank_that_the_others_wait_for(
     late = {"data_wait": 9.0, "stages": its}
 
     def both(local: Any) -> list[Any]:
-        ranks = isinstance(local, dict) and "stages" in local
-        return [local, local | late if ranks else local]
+        ranks = isinstance(local, dict) and "slowest_rank" in local
+        return [local, local | {"slowest_rank": late} if ranks else local]
 
     seen = []
     monkeypatch.setattr(told.world, "gather", both)
@@ -259,7 +260,13 @@ def test_what_was_refused_and_why() -> None:
     own = Counts(decoded=6, delivered=4, fallbacks=sorts, refusals={refused: "early"})
     other = Counts(fallbacks=sorts, refusals={refused: "late", vp8: "no"})
     validation = Counts(fallbacks=Counter([vp8]), refusals={vp8: "why"})
-    clips = summary.clips([own, other], [validation], frames=4, rate=10.0)
+    of_run = {"frames": 4, "rate": 10.0}
+    clips = summary.clips(
+        [
+            {**of_run, "training": own, "validation": validation},
+            {**of_run, "training": other, "validation": Counts()},
+        ]
+    )
     assert clips == {
         "frames": 4,
         "frames_per_s": 40.0,

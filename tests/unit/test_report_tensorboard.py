@@ -17,19 +17,18 @@ from tensorboard.plugins.hparams import (
     list_session_groups,
 )
 
+from saturate.report.facts import CURVES, SHARES, shares
 from saturate.report.tensorboard import (
     KEYS,
     SETTINGS_FILE,
     Board,
     layout,
     metrics,
-    shares,
 )
 from saturate.tasks import COMPARED
 from saturate.tasks.classification import KIND
 
 METRICS = metrics(COMPARED)
-SHARE = "share/rate"
 Settings = dict[str, str | int | float | bool]
 ROW: Settings = {
     "arch": "resnet18",
@@ -195,11 +194,11 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_fast_loader_flattens_no_rate_in_the_chart_of_shares() -> None:
-    assert shares(30.0, None, 480.0) == {}
-    found = shares(30.0, 40.0, 480.0)
-    assert (found[SHARE], found["share/loader_ceiling"]) == (0.75, 1.5)
-    charts = [tags for its in layout(KIND).values() for tags in its.values()]
-    (drawn,) = [tags for tags in charts if "share/rate" in tags]
-    assert {*drawn} == found.keys(), (
-        "zero, and the compute ceiling at 1, hold its range"
-    )
+    compute, loader = {"rate": 40.0}, {"rate": 480.0}
+    assert shares(30.0, {"compute": None, "loader": loader}) == {}
+    found = shares(30.0, {"compute": compute, "loader": loader})
+    assert (found["rate"], found["loader_ceiling"]) == (0.75, 1.5)
+    drawn = {curve.tag for curve in CURVES if curve.chart == SHARES}
+    hold = "zero, and the compute ceiling at 1, hold its range"
+    assert drawn == {f"share/{name}" for name in found}, hold
+    assert {*layout(KIND)["at a glance"][SHARES]} == drawn
