@@ -1,4 +1,4 @@
-"""Train: config -> split -> plan -> loader -> model -> step -> loop. `--help-all` lists every setting.
+"""Train: settings -> assembly -> step -> loader -> loop. `--help-all` lists every setting.
 
 The program is saturate/run/train.py.
 """

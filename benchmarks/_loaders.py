@@ -194,7 +194,8 @@ def feed_of(asked: Asked, name: str, data: Split, world: ProcessWorld) -> Feed:
     wanted = (asked.batches or 0) * feed.plan.global_batch_size
     if len(columns) < wanted:
         raise UserError(
-            f"--data has {len(columns)} files and {wanted} are asked for; `benchmarks link-set` makes more of few"
+            f"--data has {len(columns)} files and {wanted} are asked for; "
+            "`python -m benchmarks link-set` makes more of few"
         )
     return replace(feed, threads=asked.threads)
 

@@ -3,17 +3,15 @@ nothing of ours."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
 from saturate.models import Loaded, Native, Unusable
 from saturate.models._weights import load
+from saturate.system.user_files import imported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +69,8 @@ def function(arch: str) -> Callable[..., Any]:
 
     Raises Unusable.
     """
-    module, _, name = arch.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
-        found = getattr(import_module(module), name)
+        found = imported(arch)
     except (ImportError, AttributeError, ValueError) as error:
         form = "package.module:function, in a package on PYTHONPATH or in this folder"
         raise Unusable(

@@ -19,7 +19,7 @@ COMMANDS = {
     "archs": "lists the networks",
     "imagenet": "makes class folders of ImageNet as it is published",
 }
-"""Command -> what it does. Its program is the module of that name in saturate/run/."""
+"""Command -> what it does. Its program is the module of that name in saturate/run/; `predict` is `train --predict`."""
 
 
 def usage() -> str:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
 from saturate.contracts import Array, UserError
+from saturate.system.user_files import imported
 
 
 class Transform:
@@ -63,15 +62,12 @@ class Transform:
 
 def _named(name: str) -> Callable[[Array, Any], Any]:
     """Return the function of that name. Raises UserError."""
-    module, _, function = name.partition(":")
     try:
-        attribute: Callable[[Array, Any], Any] = getattr(
-            import_module(module), function
-        )
+        attribute: Callable[[Array, Any], Any] = imported(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"--transforms {name}: {error}; it names a function of a module in PYTHONPATH ({sys.path[0]} is "
-            "searched too) as package.module:function"
+            f"--transforms {name}: {error}; it names a function, as package.module:function, of a "
+            "module in PYTHONPATH or in this folder"
         ) from None
     return attribute
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from saturate.contracts import UserError
+from saturate.system import exit_codes
 
 PORTS = range(20_000, 32_000)
 """Ports for MASTER_PORT, below those that Linux hands out by itself."""
@@ -22,12 +23,12 @@ REMEDY = "start with torchrun in each task, or as one task: srun --ntasks 1"
 
 
 def set_variables() -> None:
-    """Set torchrun_variables in this process. Ends it with code 2 and a line where they cannot be told."""
+    """Set torchrun_variables in this process. Ends it with MISTAKE and a line where they cannot be told."""
     try:
         os.environ.update(torchrun_variables(os.environ))
     except UserError as error:  # before any program can take it
         print(error, file=sys.stderr, flush=True)
-        os._exit(2)
+        os._exit(exit_codes.MISTAKE)
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -225,7 +225,7 @@ def rejected(splits: Mapping[str, Split]) -> bytes:
     # one scan may be of both, and is listed once
     names: dict[Path, list[str]] = {}
     for name, split in splits.items():
-        if getattr(split.columns, "rejected", 0):
+        if split.columns.rejected:
             names.setdefault(split.columns.folder / "rejected.txt", []).append(name)
     lines = [
         f"{', '.join(of)}\t{line}\n"
@@ -237,9 +237,7 @@ def rejected(splits: Mapping[str, Split]) -> bytes:
 
 def left_out(splits: Mapping[str, Split]) -> dict[str, Any]:
     """Return the names at the top of the data that are not read, and how many lines `rejected` has of each split."""
-    counts = {
-        name: getattr(split.columns, "rejected", 0) for name, split in splits.items()
-    }
+    counts = {name: split.columns.rejected for name, split in splits.items()}
     (first, *_) = splits.values()
     return {"beside": [*first.beside], **counts}
 

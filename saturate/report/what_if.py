@@ -346,7 +346,7 @@ CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
     _batch,
     _gpus,
 )
-"""A kind of change a line. The `settings` of a Change are those of train.py; scripts/tune.py tries its levers among
+"""A kind of change a line. The `settings` of a Change are those of train.py; run/tune.py tries its levers among
 them."""
 
 

@@ -38,7 +38,7 @@ class Resolved:
 
     start: Start
     kind: TaskKind
-    loaders: tuple[str, ...]  # of which the run opens one, as `may_open` says
+    loaders: tuple[str, ...]  # candidates: auto measures them, else there is one
     registry: Registry
     arch: str  # as the registry has it
     native: Native  # the network's input, with --image-size and the like

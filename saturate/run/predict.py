@@ -97,7 +97,7 @@ def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console)
             if line and output / "drawn" in written:
                 console.warn(line)
         world.barrier()  # the files are whole before any rank leaves
-    return 0
+    return exit_codes.DONE
 
 
 def require_predictable(settings: Resolved) -> tuple[str, ...]:

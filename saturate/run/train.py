@@ -19,7 +19,7 @@ INTERRUPT = preflight.begin("train.py")
 from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # noqa: E402
 
 # isort: split
-# the import above sets OpenMP's variables, and torch loads it
+# The import above must come first: it sets OpenMP's variables, which torch reads when it loads.
 import torch  # noqa: E402
 
 from saturate.contracts import Loader  # noqa: E402

@@ -20,9 +20,9 @@ from saturate.contracts import UserError
 from saturate.dataset.open import holds, require_splits
 from saturate.run._reasons import reason
 from saturate.settings.config import Config
+from saturate.system import programs
 from saturate.tasks import kind_of
 
-PATH = Path(__file__).resolve().parents[2]
 """Where the package lies: a process finds it there, whatever its folder is."""
 TRAIN = (sys.executable, "-m", "saturate", "train")
 """Words that start train.py."""
@@ -51,7 +51,9 @@ def ran(command: list[str], log: Path, limit_s: float) -> tuple[str, str]:
     """Run a command, whose words go to the file `log`; return how it ended, and why if that is not "ok": "oom",
     "failed", or "timeout". Whatever it has started is gone when this returns.
     """
-    path = f"{PATH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    path = os.environ.get("PYTHONPATH", "")
+    if (programs.CHECKOUT / "train.py").exists():  # an installed package is found
+        path = f"{programs.CHECKOUT}{os.pathsep}{path}"
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,

@@ -9,7 +9,8 @@
                          file of the run that its storage has not taken; an OSError of a file; a command line that
                          a program's Parser refuses, or a command that there is not (saturate/__main__.py); too
                          low a limit, or a missing package (settings/preflight.py); a rank that never came
-                         (engine/unkillable.py)
+                         (engine/unkillable.py), or that nobody has started as one (engine/slurm.py); a cache
+                         that is another user's (scripts/entry_point.py)
     3        NOT_FINITE  contracts.NotFinite: a loss (engine/loss_log.py), a weight or a state that was to be saved
                          (engine/checkpoint.py), or an output in an evaluation (Training.require_finite)
     128 + N  of_signal   signal N has asked the run to stop (Training.stopped_by, predict, engine/watch.py): 143 for

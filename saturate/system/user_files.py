@@ -6,13 +6,26 @@ import errno
 import os
 import re
 import stat
+import sys
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 """One slash behind the colon will do: Path makes s3:/bucket of s3://bucket."""
 _DRIVE = re.compile(r"[A-Za-z]:")
 NOT_REGULAR = "a device or a pipe, and not a regular file"
+
+
+def imported(name: str) -> Any:
+    """Return what `package.module:function` names; the folder of now is searched last.
+
+    Raises ImportError, AttributeError, or ValueError for a name without a module.
+    """
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return getattr(import_module(module), attribute)
 
 
 def local_path(name: str | os.PathLike[str]) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from saturate.contracts import Split, UserError
+from saturate.contracts import LabelColumns, Split, UserError
 from saturate.plan import order
 from saturate.plan.balance import Balance
 from saturate.plan.epoch import EpochPlan
@@ -95,7 +95,7 @@ class Batching:
         )
         return train, of_val(batch_size=most) if val.batch_size > most else val
 
-    def _balance(self, columns: Any) -> Balance | None:
+    def _balance(self, columns: LabelColumns) -> Balance | None:
         """Return how classes come alike in training with --balance sampler, else None. Raises UserError."""
         if not self.is_balanced:
             return None

@@ -15,6 +15,7 @@ import torch.nn.functional as functional
 from saturate.contracts import (
     Array,
     Batch,
+    Columns,
     Figure,
     LabelColumns,
     Metric,
@@ -372,7 +373,9 @@ def extras_of(
 
 
 def balancing(
-    optimisation: Optimisation, augmentation: AugmentationSettings, columns: Any
+    optimisation: Optimisation,
+    augmentation: AugmentationSettings,
+    columns: LabelColumns,
 ) -> Array | None:
     """Return what each sample's loss is weighed by, [n], so that every class counts alike; None: each counts 1.
 
@@ -430,12 +433,12 @@ class ClassificationKind(TaskKind):
             "val_resize": policy.resize,
         }
 
-    def building(self, columns: Any) -> dict[str, Any]:
+    def building(self, columns: Columns) -> dict[str, Any]:
         depth = self.model.stochastic_depth
         given = {} if depth is None else {"stochastic_depth": depth}
         return {**super().building(columns), **given}
 
-    def task_of(self, columns: Any) -> Callable[..., Classification]:
+    def task_of(self, columns: LabelColumns) -> Callable[..., Classification]:
         """Return a function: Classification's keywords -> the Task of this split."""
         return partial(Classification, columns.label)
 

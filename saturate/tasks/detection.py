@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch import nn
 from saturate.contracts import (
     Array,
     Batch,
+    BoxColumns,
+    Columns,
     Figure,
     Metric,
     Plan,
@@ -273,12 +275,12 @@ class DetectionKind(TaskKind):
         write = partial(write_detections, split=split, kinds=kinds)
         return Predicting(split=split, task=task, write=write)
 
-    def building(self, columns: Any) -> dict[str, Any]:
+    def building(self, columns: Columns) -> dict[str, Any]:
         return {
             "classes": len(columns.classes),
             "weights_backbone": self.detection.weights_backbone,
             "trainable_layers": self.detection.trainable_layers,
-            "keypoints": len(columns.keypoint_mirror),
+            "keypoints": len(cast(BoxColumns, columns).keypoint_mirror),
         }
 
     def facts(self, plan: Plan) -> dict[str, Any]:

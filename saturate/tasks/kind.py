@@ -147,7 +147,7 @@ class TaskKind(ABC):
     def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         """Return what a batch of training means, and one of validation."""
 
-    def building(self, columns: Any) -> dict[str, Any]:
+    def building(self, columns: Columns) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
         return {"classes": len(columns.classes)}
 

@@ -19,6 +19,7 @@ from PIL import Image
 from saturate.contracts import (
     Array,
     Batch,
+    Columns,
     Figure,
     Metric,
     Plan,
@@ -437,7 +438,7 @@ class SuperresKind(TaskKind):
         )
         return Predicting(split=split, task=enlarging, write=write_enlarged)
 
-    def building(self, columns: Any) -> dict[str, Any]:
+    def building(self, columns: Columns) -> dict[str, Any]:
         return {"scale": self.superres.scale}
 
     def facts(self, plan: Plan) -> dict[str, Any]:

@@ -24,7 +24,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = copied(tmp_path_factory.mktemp("drill") / "tree")
     shutil.copy(copy / "tests/conformance/toy_task.py", copy / "saturate/tasks/toy.py")
     table = copy / "saturate/tasks/__init__.py"
-    add_line(table, '    "classification": ', '    "toy": "saturate.tasks.toy",')
+    # as the page has it
+    line = '"toy": "saturate.tasks.toy"'
+    assert line in (copy / "docs/own-task.md").read_text(encoding="utf-8")
+    add_line(table, '    "classification": ', f"    {line},")
     return copy
 
 

@@ -139,7 +139,9 @@ def test_what_a_run_leaves_out_and_when_it_ends_early_is_told() -> None:
         (640, 1, 32, 1, {}),
     ):
         steps = samples // batch + (batch != 32)
-        plan: Any = SimpleNamespace(samples=samples, views=views, batch_size=batch)
+        plan: Any = SimpleNamespace(
+            samples=samples, views=views, batches=SimpleNamespace(rows=batch)
+        )
         plan.steps, plan.global_batch_size = lambda steps=steps: steps, batch
         asked = {"asked": 32, "repeats": repeats, "val_every": 1}
         assert limits(plan, Optimisation(), **asked) == told

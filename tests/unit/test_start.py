@@ -102,6 +102,7 @@ class Labelled:
     height = width = np.full(6, 60)
     label = np.arange(6) % 2
     classes = ("a", "b")
+    exif = fetch = several = None
 
     def __len__(self) -> int:
         return len(self.label)
