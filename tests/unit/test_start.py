@@ -139,7 +139,7 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     native = start.native(*architecture(kind, arch))
     splits = {"train": split, "val": split}
     plan: Any = kind.plans(splits, native, Batching.of(start.config))[1]
-    assert flags == plan.image_size
+    assert flags == plan.policy.image_size
     kind.tasks(splits, 0.0)
 
 
