@@ -432,7 +432,7 @@ def test_what_is_not_exported_is_said(
     flags = ("--images", str(home.cwd / "coco" / "val2017"))
     assert "pt2 is not for detectors" in said("--format", "pt2", *flags)
     assert "neither masks nor keypoints" in said(arch="maskrcnn_resnet50_fpn")
-    superres = {"config": {"task": "superres"}, "used": {}, "arch": "srcnn_x3"}
+    superres = {"config": {"task": "superres"}, "used": {}, "arch": "srcnn"}
     assert "superres is not exported, classification, detection, video are" in said(
         **superres
     )
