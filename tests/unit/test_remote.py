@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -20,7 +22,7 @@ from PIL import Image
 
 from saturate.contracts import Split
 from saturate.dataset.open import are_files, open_splits
-from saturate.dataset.stores import bucket, mirror, remote
+from saturate.dataset.stores import bucket, disk_cache, mirror, remote
 from saturate.dataset.stores.disk_cache import Kept
 from saturate.loaders._read_retry import read
 from saturate.run import pack
@@ -509,6 +511,32 @@ def test_sixteen_processes_keep_no_more_than_the_bound(tmp_path: Path) -> None:
         assert process.returncode == 0
     size = sum(path.stat().st_size for path in folder.glob("??/*"))
     assert 0.97 * bound < size <= bound
+
+
+def test_a_run_that_begins_while_a_sample_is_written_counts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = disk_cache.Kept(tmp_path, 10_000)
+    begun, goes_on = threading.Event(), threading.Event()
+    create = disk_cache.create
+
+    def slowly(path: Path) -> Any:
+        begun.set()
+        assert goes_on.wait(60)
+        return create(path)
+
+    monkeypatch.setattr(disk_cache, "create", slowly)
+    keeps = threading.Thread(target=kept.get, args=(b"key", lambda: b"1" * 300))
+    begins = threading.Thread(target=disk_cache.Kept, args=(tmp_path, 10_000))
+    keeps.start()
+    assert begun.wait(60)
+    begins.start()
+    time.sleep(0.2)  # it could have measured by now
+    goes_on.set()
+    keeps.join()
+    begins.join()
+    (sample,) = tmp_path.glob("??/*")
+    assert int((tmp_path / "bytes").read_text()) == sample.stat().st_size == 304
 
 
 def test_what_a_bucket_names_stays_in_the_runs_folder(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ A file a sample, written beside its place and renamed, with a checksum behind it
 every epoch draws all samples, so whatever is kept saves a read in each. Must not know samples.
 
 How much is kept is measured at the start of a run, by the sizes of the files that are there. From then on the
-file COUNT says it, under a lock: a sample is counted before it is written, whichever process does it.
+file COUNT says it, under a lock: a sample is counted and written as one act, whichever process does it.
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ class Kept:
                     return
                 file.seek(0)
                 file.write(b"%d" % total)
-            path.parent.mkdir(exist_ok=True)
-            fresh.unlink(missing_ok=True)  # of a process of this number that was killed
-            with create(fresh) as file:
-                file.write(data + _check(data))
-            os.replace(fresh, path)
+                # still under the lock: a run that begins meanwhile measures what is there
+                path.parent.mkdir(exist_ok=True)
+                fresh.unlink(
+                    missing_ok=True
+                )  # of a process of this number that was killed
+                with create(fresh) as sample:
+                    sample.write(data + _check(data))
+                os.replace(fresh, path)
         except (OSError, ValueError):
             self._full = True
             with suppress(OSError):
