@@ -34,7 +34,7 @@ OTHER = Claim(run="other", holder="elsewhere 1", number=1)
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds that tests can wait for, and no processes of their own."""
-    for name, value in {"SETTLED_S": 0, "LOOK_S": 0.02, "RENEWED_S": 0.5}.items():
+    for name, value in {"SETTLED_S": 0.05, "LOOK_S": 0.02, "RENEWED_S": 0.5}.items():
         monkeypatch.setattr(claim, name, value)
     monkeypatch.setattr(remote, "apart", lambda work: work())
     monkeypatch.setattr(processes, "Beside", lambda _: Renewing())
