@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_a_run_goes_through_a_bucket(
     files = {"best.pt", "last.pt", "step-100.pt", "step-200.pt"}
     claims = {f".claim-{number:06}" for number in (1, 2, 3)}
     assert keys == {f"run/{name}" for name in files | claims}
-    found = remote.apart(partial(claim.newest, "s3://pets/run"))
+    found = remote.apart(claim.newest, "s3://pets/run")
     assert found is not None and found.ended and found.number == 3
 
 
@@ -93,6 +92,6 @@ def test_a_bucket_that_knows_conditions_is_held_by_one(
     """Each reads at once what it has put: the put alone has decided."""
     monkeypatch.setattr(claim, "SETTLED_S", 0)
     held = remote.apart(
-        lambda: at_once("s3://pets/race", monkeypatch, all_have_put=False)
+        lambda url: at_once(url, monkeypatch, all_have_put=False), "s3://pets/race"
     )
     assert held == 1

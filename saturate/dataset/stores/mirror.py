@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from saturate.system.urls import ready
 from saturate.system.user_files import below, create, is_foreign
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 LAST = "last.pt"
 State = dict[str, tuple[int, int, int]]
@@ -53,6 +53,12 @@ def mirrored(
     mirror.end()
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a name below the URL may be a run's file: no mark of a folder, as consoles of buckets make them, and
+    none that is hidden or could lead out of the run's folder."""
+    return not is_foreign(name)
+
+
 @dataclass(kw_only=True)
 class Mirror:
     """A run's `folder`, and the `url` to which what is new there is uploaded."""
@@ -71,14 +77,13 @@ class Mirror:
         """Claim the URL for a run that `trains`, and fetch what is there. Raises UserError."""
         try:
             if not resuming:
-                self._apart(self._require_empty)
+                self._apart(self._require_empty, None)
             if trains:
-                take = partial(claim.take, self.url, self.folder, resuming=resuming)
-                self.held = self._apart(take)
+                self.held = self._apart(self._claim, resuming)
                 # at once: a fetch may take minutes
                 work = partial(claim.renew, self.url, self.held)
                 self._renewing = processes.Beside(work)
-            if self._apart(self._fetch) or not trains:
+            if self._apart(self._fetch, None) or not trains:
                 self.same = self._state()
         except BaseException as error:
             if self._renewing is not None:
@@ -98,7 +103,7 @@ class Mirror:
                 # of before the upload: a file may grow meanwhile
                 state = self._state()
                 if state != self.same or (last and self.held is not None):
-                    self._apart(partial(self._upload, state, last))
+                    self._apart(self._upload, (state, last))
             except OSError as error:
                 fault = self._failed("written", error)
                 if self._hurry.said:
@@ -124,28 +129,29 @@ class Mirror:
         said = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
         return storage.StorageFault(f"{said}; {self.folder} stays as it is")
 
-    def _apart(self, work: Callable[[], T]) -> T:
-        """Return work(), of a process of its own that is watched. Raises what it raises, and OSError."""
+    def _apart(self, work: Callable[[T], R], item: T) -> R:
+        """Return work(item), of a process of its own that is watched. Raises what it raises, and OSError."""
 
-        def watched() -> T:
+        def watched(item: T) -> R:
             with remote.watched(self.url, self._hurry):
-                return work()
+                return work(item)
 
-        return remote.apart(watched)
+        return remote.apart(watched, item)
 
     # -- in that process -------------------------------------------------------
 
-    def _require_empty(self) -> None:
+    def _require_empty(self, _: None) -> None:
         if self._names():
             remedy = "continue it with --resume auto, or name another"
             raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
 
-    def _names(self) -> list[str]:
-        """Return the names below the URL that may be files of a run: no mark of a folder, as consoles of buckets make
-        them, and none that is hidden or could lead out of the run's folder."""
-        return [name for name in claim.names(self.url) if not is_foreign(name)]
+    def _claim(self, resuming: bool) -> claim.Claim:
+        return claim.take(self.url, self.folder, resuming=resuming)
 
-    def _fetch(self) -> bool:
+    def _names(self) -> list[str]:
+        return [name for name in claim.names(self.url) if _is_ours(name)]
+
+    def _fetch(self, _: None) -> bool:
         """Put the files of the URL in the place of the folder's, which are moved aside; return False where there
         are none, or the folder's last.pt has come as far."""
         names = self._names()
@@ -195,17 +201,21 @@ class Mirror:
 
     def _move_aside(self) -> None:
         """Keep what the folder has beside it: it may be what no upload has."""
-        paths = [*self.folder.glob("[!.]*")]
+        paths = [path for path in self.folder.iterdir() if path.name[:1] != "."]
         if not paths:
             return
-        beside = (f"{self.folder}.before-{n}" for n in count(1))
-        aside = next(path for path in map(Path, beside) if not path.exists())
+        beside = [
+            self.folder.with_name(f"{self.folder.name}.before-{n}")
+            for n in range(1, 1000)
+        ]
+        aside = next(path for path in beside if not path.exists())
         storage.keep_aside(aside, paths, [])
         storage.say(
             f"--output {masked(self.url)} is fetched; what {self.folder} had is in {aside}"
         )
 
-    def _upload(self, state: State, last: bool) -> None:
+    def _upload(self, what: tuple[State, bool]) -> None:
+        state, last = what
         if self.held is not None:
             claim.require_held(self.url, self.held)
         for name in state:
@@ -225,14 +235,13 @@ class Mirror:
 
     def _put(self, name: str, path: Path) -> None:
         # a bucket has an object once it is whole; on a disk a copy that breaks off would be in place of the last one
-        target = f"{self.url}/{name}"
-        if not self.url.startswith("file:"):
-            self._tried(name, "put_file", str(path), target)
-            return
-        folder, _, last = target.rpartition("/")
-        part = f"{folder}/.{last}.part"
-        self._tried(name, "put_file", str(path), part)
-        self._tried(name, "mv", part, target)
+        new = name
+        if self.url.startswith("file:"):
+            folder, slash, last = name.rpartition("/")
+            new = f"{folder}{slash}.{last}.part"
+        self._tried(name, "put_file", str(path), f"{self.url}/{new}")
+        if new != name:
+            self._tried(name, "mv", f"{self.url}/{new}", f"{self.url}/{name}")
 
     def _tried(self, name: str, method: str, *places: str) -> None:
         """Call a method of fsspec's file system for a file."""
