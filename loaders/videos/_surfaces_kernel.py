@@ -62,70 +62,6 @@ def _level(value):
     return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0).to(tl.uint8)
 
 
-@triton.jit
-def _chroma(
-    blue,
-    row,
-    y,
-    x,
-    inside,
-    y_begin,
-    y_step,
-    y_low,
-    y_high,
-    x_begin,
-    x_step,
-    x_low,
-    x_high,
-):
-    """Return both samples of chroma at places of luma, the bluish one before the reddish one: they lie two by two."""
-    y_begin, y_step, y_low, y_high = (
-        y_begin / 2,
-        y_step / 2,
-        y_low // 2,
-        (y_high + 1) // 2,
-    )
-    x_begin, x_step, x_low, x_high = (
-        x_begin / 2,
-        x_step / 2,
-        x_low // 2,
-        (x_high + 1) // 2,
-    )
-    u = _resampled(
-        blue,
-        row,
-        2,
-        y,
-        x,
-        inside,
-        y_begin,
-        y_step,
-        y_low,
-        y_high,
-        x_begin,
-        x_step,
-        x_low,
-        x_high,
-    )
-    v = _resampled(
-        blue + 1,
-        row,
-        2,
-        y,
-        x,
-        inside,
-        y_begin,
-        y_step,
-        y_low,
-        y_high,
-        x_begin,
-        x_step,
-        x_low,
-        x_high,
-    )
-    return u, v
-
-
 GIVEN = ["surface", "row", "chroma", "height", "width"]
 GIVEN += ["y_begin", "y_step", "y_low", "y_high", "x_begin", "x_step", "x_low"]
 GIVEN += ["x_high"]
@@ -183,9 +119,41 @@ def _fit(
         x_high,
     )
     level = (level - dark) * gain
-    u, v = _chroma(
-        luma + chroma,
+    # the samples of chroma lie two by two
+    y_begin, y_step, y_low, y_high = (
+        y_begin / 2,
+        y_step / 2,
+        y_low // 2,
+        (y_high + 1) // 2,
+    )
+    x_begin, x_step, x_low, x_high = (
+        x_begin / 2,
+        x_step / 2,
+        x_low // 2,
+        (x_high + 1) // 2,
+    )
+    blue = luma + chroma
+    red = blue + 1
+    u = _resampled(
+        blue,
         row,
+        2,
+        y,
+        x,
+        inside,
+        y_begin,
+        y_step,
+        y_low,
+        y_high,
+        x_begin,
+        x_step,
+        x_low,
+        x_high,
+    )
+    v = _resampled(
+        red,
+        row,
+        2,
         y,
         x,
         inside,
