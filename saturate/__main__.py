@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
+from functools import partial
 from importlib import import_module
 
-from saturate.system.exit_codes import MISTAKE
+from saturate.system import exit_codes
 
 COMMANDS = {
     "train": "trains a network, or with --evaluate validates one",
@@ -28,6 +28,14 @@ def usage() -> str:
     return "\n".join(["usage: saturate COMMAND [FLAG VALUE ...]", "", *lines])
 
 
+def refuse(name: str) -> int:
+    """Raise UserError, which names the commands that there are."""
+    from saturate.settings.cli import one_of  # which imports pydantic
+
+    one_of("COMMAND", name, COMMANDS)
+    return exit_codes.MISTAKE
+
+
 def main() -> int:
     """Run the command that the first word names; return its exit code, 2 where there is no such command."""
     name, *words = sys.argv[1:] or ["--help"]
@@ -35,13 +43,7 @@ def main() -> int:
         print(usage())
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        asked = f"did you mean {near[0]}? " if near else ""
-        known = ", ".join(COMMANDS)
-        print(
-            f"saturate: no command {name!r}; {asked}There are {known}", file=sys.stderr
-        )
-        return MISTAKE
+        return exit_codes.of_program("saturate", partial(refuse, name))
     if name == "predict":
         name, words = "train", ["--predict", *words]
     sys.argv[1:] = words
