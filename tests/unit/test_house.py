@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Room of saturate/ -> the rooms, or single modules, that it may import."""
 MAY_IMPORT["run"] = {*MAY_IMPORT}
-MAY_IMPORT["__main__"] = {"run", "system"}
+MAY_IMPORT["__main__"] = {"run", "settings", "system"}
 INSIDE = {*MAY_IMPORT}
 """What is imported as saturate.NAME."""
 OF_PROGRAMS = {*INSIDE, "scripts"}
