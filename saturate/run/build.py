@@ -194,11 +194,11 @@ def build(
     start, kind, config = settings.start, settings.kind, settings.config
     columns = splits["train"].columns
     plan, val_plan = kind.plans(splits, settings.native, settings.batching)
-    task, val_task = (
-        (predicted, predicted)
-        if predicted
-        else kind.tasks(splits, AUXILIARY_WEIGHTS.get(settings.arch, 0.0))
-    )
+    if predicted:
+        task = val_task = predicted
+    else:
+        auxiliary_weight = AUXILIARY_WEIGHTS.get(settings.arch, 0.0)
+        task, val_task = kind.tasks(splits, auxiliary_weight)
     accumulate = {"accumulate": settings.batching.accumulate}
     optimisation, messages = schedules.of_plan(
         config.optimisation.model_copy(update=accumulate), plan
@@ -224,7 +224,7 @@ def build(
         )
     heads = kind.building(columns)
     if start.trained and "classes" in heads:
-        # an exported file is checked on data that may have others
+        # export checks a file on data that may have other classes: the checkpoint's count stands
         heads["classes"] = len(start.trained)
     module = start.network(
         settings.registry,
@@ -271,8 +271,8 @@ def _taught(
     task: Task, settings: Resolved, classes: list[str], plan: Plan, world: ProcessWorld
 ) -> Task:
     """Return the task with which the network also learns from --teacher. Raises UserError, and Unusable."""
-    given = settings.config.optimisation
-    with world.file(given.teacher) as path:
+    asked = settings.config.optimisation
+    with world.file(asked.teacher) as path:
         teacher = read_teacher(
             str(path),
             settings.kind,
@@ -282,7 +282,7 @@ def _taught(
             settings.config.augmentation.image_size_start,
         )
     teacher = _placed(teacher, plan, world.device)
-    return Distilled(task, teacher, given.teacher_share, given.teacher_temperature)
+    return Distilled(task, teacher, asked.teacher_share, asked.teacher_temperature)
 
 
 def _feeds(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,7 +34,12 @@ from saturate.engine import (  # noqa: E402
     schedules,
     unkillable,
 )
-from saturate.engine.checkpoint import Checkpoints, Resume, set_aside  # noqa: E402
+from saturate.engine.checkpoint import (  # noqa: E402
+    Checkpoints,
+    Progress,
+    Resume,
+    set_aside,
+)
 from saturate.engine.failures import Failures  # noqa: E402
 from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
@@ -221,7 +227,7 @@ def claim(output: Path, resume: Resume, world: ProcessWorld, stack: ExitStack) -
     claimed = record.claimed(
         output,
         resuming=resume.within(output),
-        # one that was ended before its first checkpoint
+        # a run that ended before its first checkpoint may be begun again
         may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
     )
     world.first(lambda: stack.enter_context(claimed))
@@ -381,8 +387,10 @@ def training_of(
     chosen: Chosen,
     reporter: Reporter,
     *,
+    meter: Meter,
+    profiler_step: Callable[[], None],
+    progress: Progress,
     checkpoints: Checkpoints,
-    **more: Any,
 ) -> Training:
     """Return the loop of a run."""
     settings = assembly.settings
@@ -425,7 +433,9 @@ def training_of(
         run=config.run,
         optimisation=assembly.optimisation,
         bytes_of=partial(kind.bytes_read, assembly.splits["train"].columns),
-        **more,
+        meter=meter,
+        profiler_step=profiler_step,
+        progress=progress,
     )
 
 

@@ -54,9 +54,9 @@ def test_the_wheel_trains_the_demo_set(tmp_path: Path) -> None:
     assert tops == {"saturate", f"saturate_training-{__version__}.dist-info"}
 
     home = tmp_path / "home"
+    home.mkdir()
     # a user's own modules, which have names of ours
     for name in ("dataset", "loaders", "models", "plan", "train"):
-        (home / name).with_suffix(".py").parent.mkdir(exist_ok=True)
         (home / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     demo_set.write(home / "shapes", 4, 2, progress=False)
     words = "train --config configs/demo.yaml --data shapes --output run --epochs 1"
