@@ -13,7 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from saturate.dataset.images.columns import COLUMNS
+import numpy as np
+
+from saturate.dataset.images.columns import Images
 from saturate.engine.distributed import votes_every
 
 GIB = 2**30
@@ -49,7 +51,9 @@ class Case:
 def fixed_bytes() -> int:
     """Return the bytes of a sample in the columns of images, but for its name."""
     return sum(
-        dtype.itemsize for name, dtype in COLUMNS.items() if name != "path_bytes"
+        np.dtype(code).itemsize
+        for name, code in Images.COLUMNS.items()
+        if name != "path_bytes"
     )
 
 

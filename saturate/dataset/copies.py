@@ -11,12 +11,12 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import cast
 
 import filelock
 import numpy as np
 
-from saturate.contracts import Array, Split, UserError
+from saturate.contracts import Array, Columns, FileSource, Source, Split, UserError
 from saturate.dataset.images.lazy_headers import readers
 from saturate.system import processes, storage
 
@@ -24,15 +24,16 @@ COPY = np.dtype([("split", "i8"), ("sample", "i8"), ("group", "i8")])
 """A sample that has copies: of which split, its number there, and what all of its copies have in common."""
 MARKS = ("size", "digest", "first", "frames")
 """Columns that are alike in copies, of those that a table has. Of a video a segment is a sample."""
+PIECE = 1 << 20
+"""Samples that are sorted at once, of one part of all marks: bounds the memory."""
 STEP = 64  # files a task
 
 
 def why_not(split: Split) -> str:
     """Return why copies are not looked for in a split; "" where they are."""
-    if getattr(split.columns, "fetch", None) is not None:
+    if split.columns.fetch is not None:
         return "--trust-list opens no file before training"
-    source = getattr(split.source, "source", split.source)  # of pairs
-    return "the data lie behind a URL" * getattr(source, "remote", False)
+    return "the data lie behind a URL" if split.source.remote else ""
 
 
 def found(splits: Sequence[Split]) -> Array:
@@ -57,20 +58,24 @@ def found(splits: Sequence[Split]) -> Array:
     return copies
 
 
-def _candidates(tables: Sequence[Any]) -> Array:
+def _candidates(tables: Sequence[Columns]) -> Array:
     """Return COPY [k], samples with the same MARKS, of which a number is their `group`."""
-    rows = np.zeros(sum(map(len, tables)), COPY)
-    first = 0
-    for split, columns in enumerate(tables):
-        own = rows[first : first + len(columns)]
-        own["split"] = split
-        own["sample"] = np.arange(len(columns))
-        own["group"] = _marks(columns).view(np.int64)
-        first += len(columns)
-    return _several(rows)
+    marks = [*map(_marks, tables)]
+    parts = -(-sum(map(len, marks)) // PIECE)
+    found = [np.zeros(0, COPY)]
+    for part in range(parts):
+        rows = []
+        for split, mark in enumerate(marks):
+            samples = np.flatnonzero(mark % np.uint64(parts) == part)
+            own = np.full(len(samples), split, COPY)
+            own["sample"] = samples
+            own["group"] = mark[samples].view(np.int64)
+            rows.append(own)
+        found.append(_several(np.concatenate(rows)))
+    return np.concatenate(found)
 
 
-def _marks(columns: Any) -> Array:
+def _marks(columns: Columns) -> Array:
     """Return uint64 [n], the MARKS of each sample as one number."""
     mark = np.zeros(len(columns), np.uint64)
     for name in MARKS:
@@ -111,27 +116,27 @@ def _digests(splits: Sequence[Split], rows: Array, first: int) -> Array:
 
     One that cannot be read is a copy of none.
     """
-    seen: dict[Any, bytes] = {}  # links to one file are read once
+    seen: dict[tuple[int, int], bytes] = {}  # links to one file are read once
     digests = []
     for row in rows[first : first + STEP]:
-        source: Any = splits[row["split"]].source
+        source = splits[row["split"]].source
         sample = int(row["sample"])
         try:
             digest = storage.in_scan(
                 partial(_digest, source, sample, seen), partial(source.name, sample)
             )
-        except (UserError, OSError) as error:
-            if isinstance(error, storage.StorageFault):
-                raise
+        except storage.StorageFault:
+            raise
+        except (UserError, OSError):
             digest = os.urandom(16)
         digests.append(np.frombuffer(digest, np.int64))
     return np.stack(digests)
 
 
-def _digest(source: Any, sample: int, seen: dict[Any, bytes]) -> bytes:
+def _digest(source: Source, sample: int, seen: dict[tuple[int, int], bytes]) -> bytes:
     if not source.files:
         return hashlib.blake2b(source.read(sample), digest_size=16).digest()
-    with open(source.path(sample), "rb") as file:
+    with open(cast(FileSource, source).path(sample), "rb") as file:
         status = os.fstat(file.fileno())
         key = status.st_dev, status.st_ino
         if key not in seen:
@@ -184,12 +189,10 @@ def _labels(splits: Sequence[Split], rows: Array) -> Array:
     for number, split in enumerate(splits):
         columns = split.columns
         own = rows["split"] == number
-        if not hasattr(columns, "label"):
-            continue
-        label = columns.label[rows["sample"][own]]
-        several = getattr(columns, "several", None)
-        if several is not None:
-            sets = (several[one].tobytes() for one in label.tolist())
-            label = [known.setdefault(one, len(known)) for one in sets]
-        labels[own] = label
+        if hasattr(columns, "label"):
+            label = columns.label[rows["sample"][own]]
+            if columns.several is not None:
+                sets = (columns.several[one].tobytes() for one in label.tolist())
+                label = [known.setdefault(one, len(known)) for one in sets]
+            labels[own] = label
     return labels

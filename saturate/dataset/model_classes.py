@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,12 +29,12 @@ class ModelClasses:
 
         Raises UserError naming a class that the model does not have.
         """
-        exact: dict[str, list[int]] = {}
-        alike: dict[str, list[int]] = {}
+        exact = defaultdict[str, list[int]](list)
+        alike = defaultdict[str, list[int]](list)
         for place, name in enumerate(self.names):
-            exact.setdefault(name, []).append(place)
-            alike.setdefault(plain(name), []).append(place)
-        found = [exact.get(name) or alike.get(plain(name), []) for name in classes]
+            exact[name].append(place)
+            alike[plain(name)].append(place)
+        found = [exact[name] or alike[plain(name)] for name in classes]
         unknown = [
             name for name, places in zip(classes, found, strict=True) if not places
         ]

@@ -13,11 +13,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from saturate.contracts import MAX_PIXELS, Split, UserError
+from saturate.contracts import MAX_PIXELS, LabelColumns, Split, UserError
 from saturate.dataset import copies, val_split
 from saturate.dataset.coco import layouts
 from saturate.dataset.coco.scan import open_coco
-from saturate.dataset.images.columns import as_shown, told_of_exif
+from saturate.dataset.images.columns import Images, as_shown, told_of_exif
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.scan import lists, names
 from saturate.dataset.scan.cache import Progress
@@ -43,7 +43,7 @@ Open = Callable[..., Split]
 
 def holds(content: Content, source: str) -> str:
     """Return what --data must be, in words."""
-    return _HOLDS[content] if content in _HOLDS else what_holds(source)
+    return _HOLDS.get(content) or what_holds(source)
 
 
 def cache_folder(chosen: Path | None) -> Path:
@@ -77,7 +77,7 @@ def open_split(
     labels: str | None = None,
     cache: Path | None = None,
     max_pixels: int = MAX_PIXELS,
-) -> Split:
+) -> Split[Images]:
     """Open one split of images with a label, scanned once and found again in milliseconds.
 
     For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
@@ -86,8 +86,8 @@ def open_split(
     """
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
-    options: dict[str, Any] = {} if labels is None else {"labels": labels}
-    split: Split = module.open(
+    options = {} if labels is None else {"labels": labels}
+    split: Split[Images] = module.open(
         Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **options
     )
     return split
@@ -163,8 +163,7 @@ def open_splits(
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
-    beside = _beside(settings, root, content)
-    if beside:
+    if beside := _beside(settings, root, content):
         console.info(f"--data: beside what is read, left out: {', '.join(beside)}")
     if settings.val_share is not None:
         splits = _shared(settings, root, content, console, how, trained)
@@ -317,16 +316,10 @@ def _set_reads(
         return
     if far:
         console.info(told_of_latency(split.source))
-    if content != "videos":
-        size = int(split.columns.size.sum())
-        line = told_of_size(
-            size,
-            len(split.columns),
-            memory_bytes(),
-            far=far and not settings.cache_dir,
-        )
-        if line:
-            console.info(f"train: {line}")
+    size = 0 if content == "videos" else int(split.columns.size.sum())
+    again = far and not settings.cache_dir
+    if line := told_of_size(size, len(split.columns), memory_bytes(), far=again):
+        console.info(f"train: {line}")
 
 
 def _tell(
@@ -433,8 +426,9 @@ def _opener(
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
             "give --exif stored, or leave --trust-list out"
         )
+    of_files = settings.source == "auto" or source_named(settings.source).FILES
     if content == "instances" or content == "keypoints":
-        if settings.source != "auto" and not source_named(settings.source).FILES:
+        if not of_files:
             raise UserError(
                 f"--source {settings.source} is for images with a label; images of annotations are files"
             )
@@ -449,20 +443,24 @@ def _opener(
             f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
         )
     if content == "videos":
-        if settings.source != "auto" and not source_named(settings.source).FILES:
+        if not of_files:
             raise UserError(
                 f"--source {settings.source} is for images; videos are files, in class folders or in lists: "
                 "leave it out"
             )
-        return partial(_open_videos, _list_or_folder(root, split, must_be))
+        found = list_of(root, split)
+        if not found and not (root / split).exists():
+            raise UserError(
+                f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
+                "lists of Kinetics, UCF101, HMDB51 and Something-Something become such"
+            )
+        return partial(_open_videos, found or root / split)
     name = choose_source(settings.source, root, split)
     module = source_named(name)
     if lacking := module.missing(root, split):
-        hint = (
-            val_split.hint(root)
-            if name == "folder" and not settings.multi_label
-            else ""
-        )
+        hint = ""
+        if name == "folder" and not settings.multi_label:
+            hint = val_split.hint(root)
         if not hint or hint.endswith(" "):
             hint += f"it must be {must_be}"
         raise UserError(f"--data {root}: has no {lacking}; {hint}")
@@ -531,18 +529,6 @@ def list_of(root: Path, split: str) -> Path | None:
     return next(iter(lists.find(root, split)), None)
 
 
-def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
-    """Return the list of a split of videos, or its folder. Raises UserError."""
-    if found := list_of(root, split):
-        return found
-    if (root / split).exists():
-        return root / split
-    raise UserError(
-        f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
-        "lists of Kinetics, UCF101, HMDB51 and Something-Something become such"
-    )
-
-
 def tell_of_classes(
     name: str,
     split: Split,
@@ -579,7 +565,7 @@ def tell_of_classes(
         )
 
 
-def warn_of_sorted(columns: Any, console: Console) -> None:
+def warn_of_sorted(columns: LabelColumns, console: Console) -> None:
     """Warn of an order in which classes come one after the other: a network then learns one at a time."""
     label = np.asarray(columns.label)
     runs = np.count_nonzero(label[1:] != label[:-1]) + 1

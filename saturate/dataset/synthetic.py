@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from saturate.contracts import Source, Split, UserError
+from saturate.contracts import Columns, Source, Split, UserError
 from saturate.dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from saturate.dataset.images.synthetic import (
     TRAIN_SAMPLES,
@@ -44,7 +44,7 @@ class NoBytes(Source):
 def synthetic(content: str = "images") -> dict[str, Split]:
     """Return two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
     if content == "instances" or content == "keypoints":
-        columns: list[Any] = [
+        columns: Sequence[Columns] = [
             SyntheticInstances.of(samples, keypoints=content == "keypoints")
             for samples in (COCO_TRAIN, COCO_VAL)
         ]

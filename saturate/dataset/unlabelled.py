@@ -74,13 +74,15 @@ def open_unlabelled(
     what = content.removesuffix("s")
     try:
         if content == "images":
-            split = image_lists.open(made, "all", read_delay_s=read_delay_s, **how)
+            split: Split = image_lists.open(
+                made, "all", read_delay_s=read_delay_s, **how
+            )
         else:
             # with PyAV, which images do without
             from saturate.dataset.videos.scan import open_videos
 
-            columns = open_videos(made / "all.tsv", **how)
-            split = Split(columns=columns, source=Folder(columns, read_delay_s))
+            videos = open_videos(made / "all.tsv", **how)
+            split = Split(columns=videos, source=Folder(videos, read_delay_s))
     except NothingFound as error:
         raise UserError(
             f"{flag} {named}: no {what} that can be read{error.why}"

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Split, UserError, counted
+from saturate.contracts import Array, Columns, Split, UserError, counted
 from saturate.dataset import copies
-from saturate.dataset.images.columns import COLUMNS, Images
+from saturate.dataset.images.columns import Header, Images
 from saturate.dataset.scan import names
-from saturate.dataset.scan.manifest import printable
+from saturate.dataset.scan.manifest import offsets_of, printable
 from saturate.dataset.stores.folder import Folder
 
 RULE = 2
@@ -42,24 +42,18 @@ class Part(Images):
         """Return the images at `places`, int64 [n], ascending."""
         begins = whole.path_offsets[places]
         lengths = whole.path_offsets[places + 1] - begins
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        offsets = offsets_of(lengths)
         # axes: [bytes of all paths]
         of_bytes = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - begins, lengths)
         columns = {
-            name: getattr(whole, name)[places]
-            for name in COLUMNS
-            if not name.startswith("path_")
+            name: getattr(whole, name)[places] for name in ("label", *Header._fields)
         }
         digest = hashlib.blake2b(
             whole.fingerprint.encode() + places.tobytes(), digest_size=16
         )
-        known = {one.name: getattr(whole, one.name) for one in fields(Images)}
-        own: dict[str, Any] = {
-            "path_bytes": whole.path_bytes[of_bytes],
-            "path_offsets": offsets,
-        }
-        own |= {"fingerprint": digest.hexdigest(), "scan": whole, "places": places}
-        return cls(**{**known, **columns, **own})
+        columns |= {"path_bytes": whole.path_bytes[of_bytes], "path_offsets": offsets}
+        own = {"fingerprint": digest.hexdigest(), "scan": whole, "places": places}
+        return cls(**vars(whole) | columns | own)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Part.of, (self.scan, self.places)
@@ -162,7 +156,7 @@ class Trained:
         )
 
 
-def sketched(columns: Any, trained: Trained | None) -> dict[str, Any]:
+def sketched(columns: Columns, trained: Trained | None) -> dict[str, Any]:
     """Return what a checkpoint keeps of the data that it is trained on, and was `trained` before; see Trained.
 
     The sketch is the smallest digests of the images, as if some were drawn by their content.
@@ -265,7 +259,7 @@ def _are_splits(root: Path) -> bool:
 
 
 def _quoted(found: Iterable[str]) -> str:
-    return " and ".join(repr(printable(os.fsencode(name))) for name in found)
+    return " and ".join(repr(printable(name)) for name in found)
 
 
 def _has_images(folder: Path) -> bool:
@@ -283,7 +277,7 @@ def validates(files: Sequence[bytes], share: float, seed: int) -> Array:
 
 
 def parted(
-    whole: Split,
+    whole: Split[Images],
     share: float,
     seed: int,
     group: str | None = None,
@@ -295,7 +289,7 @@ def parted(
     before stays as it was. Raises UserError where one of the two has no image, and for data that a checkpoint's
     own --val-share is not of.
     """
-    columns: Any = whole.columns
+    columns = whole.columns
     files = groups(columns, group)
     told = []
     if group is not None:
@@ -329,7 +323,7 @@ def parted(
     ):
         raise UserError(f"--val-share {share:g} is of the checkpoint's own data")
     train, val = counts["train"], counts["val"]
-    shown = [printable(os.fsencode(name)) for name in columns.classes]
+    shown = [*map(printable, columns.classes)]
     details = ", ".join(
         f"{name} {a} + {b}" for name, a, b in zip(shown, train, val, strict=True)
     )

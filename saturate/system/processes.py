@@ -321,13 +321,13 @@ def results(
         pool.close()
 
 
-def apart(work: Callable[[T], R], item: T) -> R:
-    """Return work(item), done in a process that ends then. Raises what it raises of OSError and UserError, and
+def apart(work: Callable[[], R]) -> R:
+    """Return work(), done in a process that ends then. Raises what it raises of OSError and UserError, and
     BrokenProcessPool when it was killed."""
 
     def answered(_: None) -> R | BaseException:
         try:
-            return work(item)
+            return work()
         except (OSError, UserError) as error:
             return error
 

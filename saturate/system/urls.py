@@ -61,6 +61,15 @@ def _parts(url: re.Match[str]) -> _Parts:
     return _Parts(f"{name}{slashes}", user, place, query)
 
 
+_NONE = _Parts("", "", "", "")
+
+
+def _parse(url: str) -> _Parts | None:
+    """Return the parts of a URL, None of any other text."""
+    found = _URL.fullmatch(url)
+    return _parts(found) if found else None
+
+
 def taken(text: str) -> str:
     """Return a text in which URLs have marks in place of their secrets, which this process then knows."""
     for url in _URL.finditer(text):
@@ -85,8 +94,8 @@ def _marked(url: re.Match[str]) -> str:
 
 def bare(url: str) -> str:
     """Return a URL without its secret and its marks, as files and folders are named by; any other text as it is."""
-    found = _URL.fullmatch(url)
-    return _parts(found).bare if found else url
+    parts = _parse(url)
+    return parts.bare if parts else url
 
 
 def ready(flag: str, url: str) -> str:
@@ -94,11 +103,10 @@ def ready(flag: str, url: str) -> str:
     # with NumPy, which the first steps of train.py do without
     from saturate.contracts import UserError
 
-    found = _URL.fullmatch(url)
-    if not found:
+    parts = _parse(url)
+    if not parts:
         return url
-    parts = _parts(found)
-    known = _known(parts.bare) or _Parts("", "", "", "")
+    known = _known(parts.bare) or _NONE
     for kind, part, own in (
         ("password", parts.user[:-1], known.user),
         ("signature", parts.query[1:], known.query),
@@ -113,10 +121,9 @@ def whole(url: str) -> str:
     """Return a URL with the secret of itself or of the nearest folder above it, to be read with; of a bucket
     without the key, which `credentials` has.
     """
-    found = _URL.fullmatch(url)
-    if not found:
+    parts = _parse(url)
+    if not parts:
         return url
-    parts = _parts(found)
     secret = _nearest(parts)
     user = quote(secret.user, safe=":@%!$&'()*+,;=") if credentials(url) is None else ""
     return f"{parts.protocol}{user}{parts.place}{secret.query}"
@@ -124,9 +131,8 @@ def whole(url: str) -> str:
 
 def credentials(url: str) -> tuple[str, str] | None:
     """Return (key, secret) of a bucket's URL, None where it has none."""
-    found = _URL.fullmatch(url)
-    parts = _parts(found) if found else None
-    if parts is None or parts.protocol.partition(":")[0].lower() not in BUCKETS:
+    parts = _parse(url)
+    if not parts or parts.protocol.partition(":")[0].lower() not in BUCKETS:
         return None
     key, colon, secret = _nearest(parts).user[:-1].partition(":")
     return (key, secret) if colon else None
@@ -141,7 +147,7 @@ def _nearest(parts: _Parts) -> _Parts:
         if known := _known(place):
             return known
         place = place.rstrip("/").rpartition("/")[0]
-    return _Parts("", "", "", "")
+    return _NONE
 
 
 # --- what this process knows --------------------------------------------------------------------------------
@@ -161,11 +167,12 @@ def _known(url: str) -> _Parts | None:
     text = _listed.get(url)
     if text is None:
         return _of_environment(os.environ.get(VARIABLE, "")).get(url)
-    found = _URL.fullmatch(text)
-    return _parts(found) if found else None
+    return _parse(text)
 
 
 @lru_cache(maxsize=1)
 def _of_environment(text: str) -> dict[str, _Parts]:
-    found = map(_parts, filter(None, map(_URL.fullmatch, text.split())))
-    return {parts.bare.rstrip("/"): parts for parts in found if parts.has_secret}
+    found = map(_parse, text.split())
+    return {
+        parts.bare.rstrip("/"): parts for parts in found if parts and parts.has_secret
+    }

@@ -89,6 +89,11 @@ def open_bytes(path: Path | bytes) -> BinaryIO:
     return cast(BinaryIO, open(path, "rb", opener=_opener))
 
 
+def is_no_file(error: OSError) -> bool:
+    """Whether open_bytes has found something that is no regular file."""
+    return isinstance(error, IsADirectoryError) or error.strerror == NOT_REGULAR
+
+
 def open_text(
     path: Path,
     encoding: str = "utf-8",

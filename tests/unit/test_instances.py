@@ -114,9 +114,10 @@ def test_the_synthetic_set_is_like_a_scan_of_coco(keypoints: bool) -> None:
         assert getattr(found, name).dtype == dtype, name
     m = len(found.boxes)
     assert found.annotation_offsets[-1] == m == found.annotations(1999).stop
-    for offsets, columns in Instances.RAGGED.items():
-        lengths = {len(getattr(found, name)) for name in columns}
-        assert lengths == {getattr(found, offsets)[-1]}, offsets
+    for name in ("annotation_id", "area", "category", "crowd", "usable", "keypoints"):
+        assert len(getattr(found, name)) == m, name
+    assert found.point_offsets[-1] == len(found.points)
+    assert found.rle_offsets[-1] == len(found.rle) == 0
     assert found.keypoints.shape == (m, 17 * keypoints, 3)
     per_image = np.diff(found.annotation_offsets)
     assert per_image.mean() == pytest.approx(2 if keypoints else 7.3, abs=0.4)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.lists import Grammar, Labels, List, class_names
+from saturate.dataset.scan.manifest import Rejects
 from tests.unit.folders import refused
 
 IMAGES = Grammar(expected="a line is 'path label'")
@@ -26,8 +29,9 @@ def listed(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> List:
 
 def rows(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> Rows:
     found = listed(folder, text, grammar)
-    skip = bool(found.heading(lambda name: (folder / name).exists()))
-    return list(found.rows(skip=skip))
+    rejects = Rejects(io.StringIO())
+    scan = Scan(root=folder, made=folder, rejects=rejects, say=lambda *_: None)
+    return list(found.rows(skip=found.heading(scan)))
 
 
 @pytest.mark.parametrize(

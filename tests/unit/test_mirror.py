@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -35,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds that tests can wait for, and no processes of their own."""
     for name, value in {"SETTLED_S": 0.05, "LOOK_S": 0.02, "RENEWED_S": 0.5}.items():
         monkeypatch.setattr(claim, name, value)
-    monkeypatch.setattr(remote, "apart", lambda work, item: work(item))
+    monkeypatch.setattr(remote, "apart", lambda work: work())
     monkeypatch.setattr(processes, "Beside", lambda _: Renewing())
 
 
@@ -444,7 +445,7 @@ def test_a_silent_storage_is_said_and_in_a_hurry_given_up(
     hurry = processes.Stop()
     threading.Timer(1.0, hurry.now).start()
     with pytest.raises(OSError, match="no answer"):
-        remote.apart(Silent().ask, hurry)
+        remote.apart(partial(Silent().ask, hurry))
     line = "s3://b/run has not answered for 0 s, and is waited for"
     assert capfd.readouterr().err.count(line) == 1
 
@@ -462,7 +463,7 @@ def test_a_slow_storage_is_waited_for_even_in_a_hurry(
     monkeypatch.setattr(remote, "SILENT_S", 2.0)
     hurry = processes.Stop()
     hurry.now()
-    assert remote.apart(Silent(slowly).ask, hurry) == b"x" * 9
+    assert remote.apart(partial(Silent(slowly).ask, hurry)) == b"x" * 9
 
 
 def test_a_silent_storage_is_given_up_once(
@@ -473,12 +474,12 @@ def test_a_silent_storage_is_given_up_once(
     server, asked = Silent(), []
     upload = mirror.Mirror(url="s3://b/run", folder=tmp_path)
 
-    def silent(_: Any) -> bytes:
+    def silent() -> bytes:
         return server.ask(upload._hurry)
 
-    def apart(work: Any, item: Any) -> Any:
-        asked.append(item)
-        return apart_from_it(silent, item)
+    def apart(work: Any) -> Any:
+        asked.append(work)
+        return apart_from_it(silent)
 
     apart_from_it = remote.apart
     monkeypatch.setattr(remote, "apart", apart)

@@ -27,6 +27,7 @@ from saturate.dataset.stores.disk_cache import Kept
 from saturate.loaders._read_retry import read
 from saturate.run import pack
 from saturate.settings.config import build
+from saturate.system.user_files import is_foreign
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards
 from tests.unit.folders import fill, refused
@@ -555,7 +556,7 @@ def test_what_a_bucket_names_stays_in_the_runs_folder(tmp_path: Path) -> None:
         "..\\planted",
         "pictures/",
     ]
-    assert [name for name in names if mirror._is_ours(name)] == names[:2]
+    assert [name for name in names if not is_foreign(name)] == names[:2]
     url = f"file://{tmp_path}/bucket"
     fill(tmp_path / "bucket", {"last.pt": b"l", "step/1.pt": b"1"})
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_a_run_goes_through_a_bucket(
     files = {"best.pt", "last.pt", "step-100.pt", "step-200.pt"}
     claims = {f".claim-{number:06}" for number in (1, 2, 3)}
     assert keys == {f"run/{name}" for name in files | claims}
-    found = remote.apart(claim.newest, "s3://pets/run")
+    found = remote.apart(partial(claim.newest, "s3://pets/run"))
     assert found is not None and found.ended and found.number == 3
 
 
@@ -92,6 +93,6 @@ def test_a_bucket_that_knows_conditions_is_held_by_one(
     """Each reads at once what it has put: the put alone has decided."""
     monkeypatch.setattr(claim, "SETTLED_S", 0)
     held = remote.apart(
-        lambda url: at_once(url, monkeypatch, all_have_put=False), "s3://pets/race"
+        lambda: at_once("s3://pets/race", monkeypatch, all_have_put=False)
     )
     assert held == 1

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from saturate.dataset.images import scan
-from saturate.dataset.images.columns import COLUMNS, FORMATS
+from saturate.dataset.images.columns import FORMATS, Images
+from saturate.dataset.scan import manifest
 from saturate.dataset.stores.folder import Folder, open_folder
 from tests.unit.folders import JPEG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
@@ -107,8 +108,9 @@ def test_processes_find_what_threads_find(
     }
     root = fill(tmp_path / "data", files)
     alone = open_folder(root, cache=cache)
-    for name, value in (("FEW", 10), ("CHUNK", 16), ("PIECE", 13)):
+    for name, value in (("FEW", 10), ("CHUNK", 16)):
         monkeypatch.setattr(scan, name, value)
+    monkeypatch.setattr(manifest, "PIECE", 13)
     said: list[tuple[int, int, str]] = []
     shared = open_folder(
         root,
@@ -117,7 +119,7 @@ def test_processes_find_what_threads_find(
         workers=2,
         progress=lambda *what: said.append(what),
     )
-    for name in COLUMNS:
+    for name in Images.COLUMNS:
         assert np.array_equal(getattr(alone, name), getattr(shared, name)), name
     assert reasons(alone) == reasons(shared)
     assert (len(shared), shared.fingerprint) == (272, alone.fingerprint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from saturate.dataset.coco import annotation_file
 from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.open import open_split
-from saturate.dataset.scan import file_tree
 from saturate.dataset.scan.byte_ranges import Files, ReadAt
+from saturate.dataset.scan.file_tree import Scan, write_file_list
 from saturate.dataset.stores.folder import open_folder
 from saturate.dataset.videos import packets
 from saturate.loaders._read_retry import read
@@ -171,7 +171,7 @@ def test_coco(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Flaky(Files):
-    """Entries of which the storage gives one, and fails at the others, or at being remembered."""
+    """Entries of which the storage gives one, and fails at the others."""
 
     @contextmanager
     def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
@@ -179,9 +179,6 @@ class Flaky(Files):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         with super().opened(name) as found:
             yield found
-
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.mark.parametrize(
@@ -201,11 +198,11 @@ class Flaky(Files):
 def test_an_error_of_reading_is_told_from_one_of_writing(
     listed: str, said: str, tmp_path: Path
 ) -> None:
-    def list_files(made: Path, *_: Any) -> dict[str, int]:
+    def list_files(scan: Scan) -> dict[str, int]:
         if listed == "reading":
-            Flaky(data).remember([], [])
-        where = tmp_path / "nowhere" if listed == "writing" else made
-        file_tree.write_labelled({b"b/0.jpg": 1, b"a/1.jpg": 0, b"a/0.jpg": 0}, where)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        where = tmp_path / "nowhere" if listed == "writing" else scan.made
+        write_file_list(where, [([b"a/0.jpg", b"a/1.jpg", b"b/0.jpg"], [0, 0, 1])])
         return {"a": 0, "b": 1}
 
     data = fill(tmp_path / "data", {"a/0.jpg": JPEG, "a/1.jpg": JPEG, "b/0.jpg": JPEG})

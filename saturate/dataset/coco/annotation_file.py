@@ -96,14 +96,14 @@ class Category(NamedTuple):
     keypoints: tuple[str, ...]  # their names
 
 
-def id_of(entry: Any) -> str:
+def id_of(entry: object) -> str:
     """Return what messages call an entry, whatever it is."""
     if isinstance(entry, dict) and "id" in entry:
         return repr(entry["id"])[:40]
     return "without an id"
 
 
-def number_of(entry: Any, key: str) -> int:
+def number_of(entry: object, key: str) -> int:
     """Return an id, which may be written as text. Raises Rejected."""
     value = _field(entry, key)
     with suppress(ValueError):
@@ -112,7 +112,7 @@ def number_of(entry: Any, key: str) -> int:
     return _whole(entry, key)
 
 
-def image(entry: Any) -> Image:
+def image(entry: object) -> Image:
     """Return the image that an entry describes. Raises Rejected, and nothing else."""
     name = _field(entry, "file_name")
     height, width = _whole(entry, "height"), _whole(entry, "width")
@@ -194,7 +194,7 @@ def category(entry: Any, *, keypoints: bool) -> Category:
     return Category(number_of(entry, "id"), name, tuple(map(str, points)))
 
 
-def _polygon(points: Any) -> array[float]:
+def _polygon(points: object) -> array[float]:
     numbers = _numbers(points, "segmentation")
     if len(numbers) % 2 or len(numbers) < 6:
         raise Rejected(
@@ -205,7 +205,7 @@ def _polygon(points: Any) -> array[float]:
     return numbers
 
 
-def run_lengths(value: Any) -> tuple[array[int], tuple[int, int]]:
+def run_lengths(value: object) -> tuple[array[int], tuple[int, int]]:
     """Return run lengths, and the height and width that they fill. Raises Rejected."""
     counts, size = _field(value, "counts"), _field(value, "size")
     try:
@@ -248,7 +248,7 @@ def uncompressed(text: bytes) -> Array:
     return runs
 
 
-def _field(entry: Any, key: str) -> Any:
+def _field(entry: object, key: str) -> Any:
     if not isinstance(entry, dict):
         raise Rejected(f"{_short(entry)} is no object with '{key}'")
     if key not in entry:
@@ -256,7 +256,7 @@ def _field(entry: Any, key: str) -> Any:
     return entry[key]
 
 
-def _whole(entry: Any, key: str) -> int:
+def _whole(entry: object, key: str) -> int:
     value = _field(entry, key)
     # some tools write every number as 1000.0
     if type(value) is float and value.is_integer():
@@ -277,5 +277,5 @@ def _numbers(values: Any, key: str) -> array[float]:
     return numbers
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return reprlib.repr(value)

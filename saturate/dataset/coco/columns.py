@@ -15,14 +15,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
 from saturate.contracts import Array, UserError
-from saturate.dataset.images.columns import HEADER, Header, Pictures
+from saturate.dataset.images.columns import Pictures
+from saturate.dataset.scan.manifest import offsets_of
 
 BACKGROUND = "__background__"
 UNUSED = "N/A"
@@ -39,23 +40,23 @@ WORD_ENDS = re.compile(
     r"[\W_]+|(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z]|\d)"
 )
 """Between the words of a keypoint's name: left_eye, left-eye, left eye, leftEye, eye1L."""
-ANNOTATED: dict[str, np.dtype[Any]] = {
-    "image_id": np.dtype("i8"),
-    "annotation_offsets": np.dtype("i8"),
-    "annotation_id": np.dtype("i8"),
-    "boxes": np.dtype("f8"),
-    "area": np.dtype("f8"),
-    "category": np.dtype("i4"),
-    "crowd": np.dtype("?"),
-    "usable": np.dtype("?"),
-    "polygon_offsets": np.dtype("i8"),
-    "point_offsets": np.dtype("i8"),
-    "points": np.dtype("f8"),
-    "rle_offsets": np.dtype("i8"),
-    "rle": np.dtype("u4"),
-    "keypoints": np.dtype("f8"),
-    "category_ids": np.dtype("i8"),
-    "keypoint_mirror": np.dtype("i8"),
+ANNOTATED = {
+    "image_id": "i8",
+    "annotation_offsets": "i8",
+    "annotation_id": "i8",
+    "boxes": "f8",
+    "area": "f8",
+    "category": "i4",
+    "crowd": "?",
+    "usable": "?",
+    "polygon_offsets": "i8",
+    "point_offsets": "i8",
+    "points": "f8",
+    "rle_offsets": "i8",
+    "rle": "u4",
+    "keypoints": "f8",
+    "category_ids": "i8",
+    "keypoint_mirror": "i8",
 }
 """Columns of what the annotation file says, beside the paths."""
 
@@ -68,15 +69,9 @@ class Instances(Pictures):
     category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 8"
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
-        "path_bytes": np.dtype("u1"),
-        "path_offsets": np.dtype("i8"),
-        **{name: HEADER[name] for name in Header._fields},
-        **ANNOTATED,
-        "keypoint_name": np.dtype("u4"),
-    }
-    FINGERPRINT: ClassVar[tuple[str, ...]] = (
+    VERSION = "instances 8"
+    COLUMNS = Pictures.COLUMNS | ANNOTATED | {"keypoint_name": "u4"}
+    FINGERPRINT = (
         "path_bytes",
         "path_offsets",
         "size",
@@ -84,20 +79,6 @@ class Instances(Pictures):
         "width",
         *ANNOTATED,
     )
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
-        "path_offsets": ("path_bytes",),
-        "annotation_offsets": (
-            "annotation_id",
-            "boxes",
-            "area",
-            "category",
-            "crowd",
-            "usable",
-            "keypoints",
-        ),
-        "point_offsets": ("points",),
-        "rle_offsets": ("rle",),
-    }
 
     # By image, [n].
     image_id: Array  # int64, ascending
@@ -137,12 +118,10 @@ class Instances(Pictures):
     @property
     def warnings(self) -> list[str]:
         """Return what the scan warns of, a line each: warnings.txt beside the columns."""
-        try:
-            return (
-                (self.folder / "warnings.txt").read_text(encoding="utf-8").splitlines()
-            )
-        except FileNotFoundError:  # of the synthetic stand-in
-            return []
+        with suppress(FileNotFoundError):  # of the synthetic stand-in
+            path = self.folder / "warnings.txt"
+            return path.read_text(encoding="utf-8").splitlines()
+        return []
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -158,12 +137,7 @@ class Instances(Pictures):
 
     def annotations(self, sample: int) -> slice:
         """Return the slice of the annotations that an image has."""
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
-        return slice(
-            int(self.annotation_offsets[sample]),
-            int(self.annotation_offsets[sample + 1]),
-        )
+        return slice(*self.annotation_offsets[sample : sample + 2].tolist())
 
     @cached_property
     def with_boxes(self) -> Array:
@@ -173,13 +147,14 @@ class Instances(Pictures):
     @cached_property
     def boxes_of_images(self) -> Array:
         """Return int64 [n]: how many usable annotations each image has."""
-        before = np.concatenate([[0], np.cumsum(self.usable)])
-        return np.diff(before[self.annotation_offsets])
+        return np.diff(offsets_of(self.usable)[self.annotation_offsets])
 
     @cached_property
     def category_of(self) -> Array:
         """Return int64 [classes], the category of each class number; -1 for the background and gaps."""
-        return categories_of(self.class_of, len(self.classes))
+        found = np.full(len(self.classes), -1, np.int64)
+        found[self.class_of] = np.arange(len(self.class_of))
+        return found
 
 
 def class_numbers(category_ids: Array) -> Array:
@@ -205,20 +180,8 @@ def class_names(category_ids: Array, names: Sequence[str]) -> tuple[str, ...]:
         for name, i in zip(names, category_ids, strict=True)
     ]
     named = dict(zip(numbers.tolist(), shown, strict=True))
-    return (
-        BACKGROUND,
-        *(
-            named.get(number, UNUSED)
-            for number in range(1, int(numbers.max(initial=0)) + 1)
-        ),
-    )
-
-
-def categories_of(class_of: Array, classes: int) -> Array:
-    """Return int64 [classes]: the category of each class number, -1 where there is none."""
-    found = np.full(classes, -1, np.int64)
-    found[class_of] = np.arange(len(class_of))
-    return found
+    last = int(numbers.max(initial=0))
+    return (BACKGROUND, *(named.get(number, UNUSED) for number in range(1, last + 1)))
 
 
 def mirrored(names: Sequence[str]) -> Array:

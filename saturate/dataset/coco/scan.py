@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -39,8 +39,15 @@ from saturate.dataset.images.columns import (
 from saturate.dataset.images.scan import read_headers
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan.byte_ranges import Files
-from saturate.dataset.scan.cache import Progress, reading, remembered
-from saturate.dataset.scan.manifest import Rejected, Rejects, create_column, printable
+from saturate.dataset.scan.cache import Options, reading, remembered
+from saturate.dataset.scan.file_tree import Scan
+from saturate.dataset.scan.manifest import (
+    Rejected,
+    Rejects,
+    offsets_of,
+    printable,
+    write_column,
+)
 from saturate.system.user_files import open_text
 
 MASKLESS = "its segmentation is left out, its box stays"
@@ -54,12 +61,9 @@ def open_coco(
     *,
     keypoints: bool,
     exif: str = "stored",
-    cache: Path,
-    rescan: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    progress: Progress | None = None,
+    **how: Unpack[Options],
 ) -> Instances:
-    """Return the manifest of one split: from `cache` if nothing has changed since, or anew.
+    """Return the manifest of one split: from the cache if nothing has changed since, or anew.
 
     dataset/coco/layouts.py says where annotations and images are; where no name gives them to a split, a
     tenth of the images is that of validation. `exif`: the annotations are of images as
@@ -73,12 +77,13 @@ def open_coco(
     if not (real / folder / folder).is_dir():
         prefixes.append(folder)
 
-    def fill(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> Sequence[str]:
+    max_pixels = how.get("max_pixels", MAX_PIXELS)
+
+    def fill(scan: Scan) -> Sequence[str]:
+        rejects = scan.rejects
         with reading(file):
-            file_tree.remember_paths(visits, real, [file])
-            described, categories, annotations = _read(file, keypoints, rejects, say)
+            scan.remember(file)
+            described, categories, annotations = _read(file, keypoints, scan)
         names = _class_names_of(file, categories, keypoints)
         listed = _Images(file, folder, prefixes, described, rejects)
         mine = np.ones(len(listed.ids), bool)
@@ -91,8 +96,8 @@ def open_coco(
         image_of = _places_of(listed.ids, rows["image_id"])
         with reading(root):
             here = os.fsencode(os.path.join(folder, ""))
-            entries.remember(visits, [here, *listed.paths])
-        listed.read_headers(entries, mine, made, say, max_pixels)
+            scan.remember_folders([here, *listed.paths])
+        listed.read_headers(entries, mine, scan, max_pixels)
         lost = np.bincount(image_of[image_of >= 0], minlength=len(mine))
         turned = listed.fit(entries, exif, mine, lost, rejects)
         if exif == "stored":
@@ -110,23 +115,14 @@ def open_coco(
         points = np.array([3 * len(category.keypoints) for category in categories])
         kept = _matched(rows, image_of, listed, points, rejects)
         warnings += annotation_warnings(rows[kept], listed.sizes[image_of[kept]])
-        _write(listed, rows, annotations, image_of, kept, categories, made)
+        _write(listed, rows, annotations, image_of, kept, categories, scan.made)
         text = "".join(f"{line}\n" for line in warnings if line)
-        (made / "warnings.txt").write_text(text, encoding="utf-8")
+        (scan.made / "warnings.txt").write_text(text, encoding="utf-8")
         return names
 
     paths = [str(real), os.path.abspath(root), file.name]
     key = [*paths, "coco", split, "folder", exif, max_pixels]
-    return remembered(
-        Instances,
-        root,
-        key,
-        fill,
-        root=real,
-        cache=cache,
-        rescan=rescan,
-        progress=progress,
-    )
+    return remembered(Instances, root, key, fill, real, how)
 
 
 def _no_image(file: Path, rejects: Rejects) -> UserError:
@@ -159,7 +155,7 @@ class _Annotations:
 
 
 def _read(
-    file: Path, keypoints: bool, rejects: Rejects, say: Progress
+    file: Path, keypoints: bool, scan: Scan
 ) -> tuple[list[Image], list[Category], _Annotations]:
     """Return images, categories in the order of their ids, and annotations. Raises UserError."""
     images: list[Image] = []
@@ -177,7 +173,7 @@ def _read(
             if annotation.fault:
                 raise Rejected(f"{annotation.fault}; {MASKLESS}")
 
-    say(0, 0, "reading annotations")
+    scan.say(0, 0, "reading annotations")
     try:
         # -sig: editors of Windows begin a file with a byte-order mark
         text = open_text(file, "utf-8-sig")
@@ -192,9 +188,9 @@ def _read(
                     line = f"{NOUN[key]} {annotation_file.id_of(entry)}: {why}"
                     if key == "categories":
                         raise UserError(f"--data: {file}: {line}") from None
-                    rejects(os.fsencode(file), line)
+                    scan.rejects(file, line)
                 if number % 1000 == 0:
-                    say(number, 0, "reading annotations")
+                    scan.say(number, 0, "reading annotations")
     except NotCoco as error:
         raise UserError(f"--data: {file} {error}") from None
     return images, sorted(categories), annotations
@@ -249,7 +245,7 @@ class _Images:
         count = Counter(image.image_id for image in images)
         for image_id in sorted(one for one in count if count[one] > 1):
             rejects(
-                os.fsencode(file),
+                file,
                 f"image {image_id}: {count[image_id]} images have this id; none of them is used",
             )
         alone = sorted(image for image in images if count[image.image_id] == 1)
@@ -296,8 +292,7 @@ class _Images:
         self,
         entries: Files,
         wanted: Array,
-        made: Path,
-        say: Progress,
+        scan: Scan,
         max_pixels: int,
     ) -> None:
         """Fill the headers, or the faults, of the `wanted` images, bool [n].
@@ -305,10 +300,11 @@ class _Images:
         What claims more than `max_pixels` has none.
         """
         which = [i for i in np.flatnonzero(wanted).tolist() if i not in self.faults]
-        file_tree.write_file_list([self.paths[i] for i in which], made)
+        paths = [self.paths[i] for i in which]
+        file_tree.write_file_list(scan.made, [(paths, [0] * len(paths))])
         faults: dict[bytes, str] = {}
         self.headers[which] = read_headers(
-            entries, made, 0, faults.__setitem__, say, max_pixels=max_pixels
+            entries, scan, faults.__setitem__, max_pixels
         )
         shown = {i: entries.shown(self.paths[i]) for i in which}
         self.faults |= {i: faults[shown[i]] for i in which if shown[i] in faults}
@@ -379,7 +375,7 @@ def _matched(
         for row in rows[which]:
             box = f"bbox {row['box'].tolist()} of image {row['image_id']}"
             line = f"annotation {row['annotation_id']}, {box}: {why}"
-            rejects(os.fsencode(images.file), line)
+            rejects(images.file, line)
 
     # annotations of images that are left out are counted in their lines
     kept = (image_of < 0) | images.good[image_of]
@@ -447,20 +443,20 @@ def _write(
     points = _moved(annotations.points, 2 * rows["points"], order)
     values = {
         "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
-        "path_offsets": np.cumsum([0, *map(len, paths)]),
+        "path_offsets": offsets_of([*map(len, paths)]),
         **{name: images.headers[name][good] for name in Header._fields},
         "image_id": images.ids[good],
-        "annotation_offsets": _offsets(np.bincount(image, minlength=len(paths))),
+        "annotation_offsets": offsets_of(np.bincount(image, minlength=len(paths))),
         "annotation_id": ordered["annotation_id"],
         "boxes": ordered["box"],
         "area": ordered["area"],
         "category": ordered["category"],
         "crowd": ordered["crowd"],
         "usable": inside & ~ordered["crowd"],
-        "polygon_offsets": _offsets(ordered["polygons"]),
-        "point_offsets": _offsets(lengths),
+        "polygon_offsets": offsets_of(ordered["polygons"]),
+        "point_offsets": offsets_of(lengths),
         "points": points.reshape(-1, 2),
-        "rle_offsets": _offsets(runs),
+        "rle_offsets": offsets_of(runs),
         "rle": _moved(annotations.runs, rows["runs"], order[runs > 0]),
         "keypoints": keypoints,
         "category_ids": np.array([category.category_id for category in categories]),
@@ -469,20 +465,14 @@ def _write(
             [zlib.crc32(name.encode()) for name in names], np.uint32
         ),
     }
-
     for name, value in values.items():
-        create_column(made, name, Instances.COLUMNS[name], *value.shape)[...] = value
+        write_column(made, name, Instances.COLUMNS[name], value)
 
 
 def _moved(numbers: array[Any], counts: Array, order: Array) -> Array:
     """Return the numbers of the annotations `order`; `counts` says how many each of the file has."""
     length = counts[order]
     ends = np.cumsum(length)
-    firsts = _offsets(counts)[order] - (ends - length)
+    firsts = offsets_of(counts)[order] - (ends - length)
     places = np.repeat(firsts, length) + np.arange(length.sum())
     return np.array(numbers)[places]
-
-
-def _offsets(counts: Array) -> Array:
-    """Return int64 [n + 1], where each of them begins, and the end."""
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

@@ -11,6 +11,7 @@ import numpy as np
 from saturate.contracts import Array
 from saturate.dataset.coco.columns import Instances, class_names
 from saturate.dataset.images.columns import HEADER, Header
+from saturate.dataset.scan.manifest import offsets_of
 from saturate.plan.draws import bits, key
 
 COCO_TRAIN = 118_287
@@ -65,7 +66,7 @@ class SyntheticInstances(Instances):
         drawn = 1 - np.log1p(-_uniform(COUNT, ids)) * more
         counts = np.minimum(drawn, MOST).astype(int)
         counts[_uniform(IS_EMPTY, ids) < EMPTY] = 0
-        offsets = np.concatenate([[0], np.cumsum(counts)])
+        offsets = offsets_of(counts)
         images = np.repeat(ids, counts)
         places = (
             images * MOST + np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
@@ -102,9 +103,7 @@ class SyntheticInstances(Instances):
             ),
             rejected=0,
             path_bytes=np.frombuffer(b"".join(names), np.uint8),
-            path_offsets=np.concatenate(
-                [[0], np.cumsum([len(name) for name in names], dtype=np.int64)]
-            ),
+            path_offsets=offsets_of([*map(len, names)]),
             **{name: records[name].copy() for name in Header._fields},
             image_id=ids,
             annotation_offsets=offsets,

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from saturate.contracts import Array, Fetch, counted
+from saturate.contracts import Array, Columns, Fetch, counted
 from saturate.dataset.scan.manifest import Manifest
 
-C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
+C = TypeVar("C", bound="Pictures")
 # the column `format` holds the index
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")
 
@@ -33,14 +33,14 @@ class Header(NamedTuple):
     digest: int = 0
 
 
-_CODES = ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "u8")
-HEADER = np.dtype(list(zip(Header._fields, _CODES, strict=True)))
-COLUMNS: dict[str, np.dtype[Any]] = {
-    "path_bytes": np.dtype("u1"),  # relative paths, one after the other
-    "path_offsets": np.dtype("i8"),  # [n + 1], where each begins
-    "label": np.dtype("i4"),  # index into classes
-    **{name: HEADER[name] for name in Header._fields},
-}
+CODES = dict(
+    zip(
+        Header._fields,
+        ["i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "u8"],
+        strict=True,
+    )
+)
+HEADER = np.dtype([*CODES.items()])
 
 TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
 """EXIF's orientation, 0..8 -> the turn that shows the stored pixels, as contracts.Rows has them."""
@@ -50,7 +50,7 @@ TRANSPOSE = 4
 """Turns from here on swap height and width."""
 
 
-def shown_by(columns: Any) -> Array:
+def shown_by(columns: Pictures | np.recarray[Any, Any]) -> Array:
     """Return uint8 [n], the turns that EXIF asks viewers for; none of TIFF, which Pillow turns itself."""
     of_tiff = columns.format == FORMATS.index("tiff")
     return np.where(of_tiff, 0, TURN_OF[columns.orientation]).astype(np.uint8)
@@ -70,7 +70,7 @@ def as_shown(columns: C) -> C:
     return replace(columns, height=height, width=width, exif=turns)
 
 
-def told_of_exif(columns: Any, left_out: int = 0) -> str:
+def told_of_exif(columns: Pictures | np.recarray[Any, Any], left_out: int = 0) -> str:
     """Return a warning of images that EXIF turns and that are taken as stored; "" where there are none.
 
     So many more were `left_out` for their annotations are of the size that viewers show.
@@ -88,16 +88,18 @@ def told_of_exif(columns: Any, left_out: int = 0) -> str:
     )
 
 
-def stored_size(columns: Any, sample: int) -> tuple[int, int]:
+def stored_size(columns: Columns, sample: int) -> tuple[int, int]:
     """Return height and width of a sample's stored pixels, whether or not the columns are `as_shown`."""
     size = int(columns.height[sample]), int(columns.width[sample])
-    turns = getattr(columns, "exif", None)  # an own loop's columns need not have it
+    turns = columns.exif
     return size[::-1] if turns is not None and turns[sample] >= TRANSPOSE else size
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pictures(Manifest):
-    """n image files: the columns [n] of a Header, with the dtypes of HEADER."""
+    """n image files: the columns [n] of a Header."""
+
+    COLUMNS = Manifest.COLUMNS | CODES
 
     height: Array
     width: Array
@@ -116,15 +118,14 @@ class Pictures(Manifest):
 class Images(Pictures):
     """n images with a label, in the order of their path's bytes."""
 
-    VERSION: ClassVar[str] = "images 9"
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
+    VERSION = "images 9"
+    COLUMNS = Manifest.COLUMNS | {"label": "i4"} | CODES  # label: index into classes
     FINGERPRINT: ClassVar[tuple[str, ...]] = (
         "path_bytes",
         "path_offsets",
         "size",
         "label",
     )
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
     # columns [n] that a store adds to those of a header
     EXTRA: ClassVar[tuple[str, ...]] = ()
 
@@ -158,5 +159,5 @@ class Unread(Images):
     Until then all numbers of a header are 0, its height too, which is written last.
     """
 
-    VERSION: ClassVar[str] = "unread images 4"
-    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "label")
+    VERSION = "unread images 4"
+    FINGERPRINT = ("path_bytes", "path_offsets", "label")

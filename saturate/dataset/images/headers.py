@@ -12,6 +12,7 @@ import re
 import struct
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from PIL import ExifTags, Image
@@ -41,14 +42,14 @@ CONVERT = "convert it to JPEG or PNG"
 Image.MAX_IMAGE_PIXELS = None
 
 
+@dataclass
 class _File:
     """A file's bytes by offset; the head is at hand, the rest is read piece by piece."""
 
-    def __init__(self, head: bytes, size: int, read_at: ReadAt) -> None:
-        self.head = head
-        self.size = size
-        self.read_at = read_at
-        self.reads = 0
+    head: bytes
+    size: int
+    read_at: ReadAt
+    reads: int = 0
 
     def at(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes. Raises Rejected when the file ends before."""

@@ -12,6 +12,7 @@ import hashlib
 import threading
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -57,22 +58,22 @@ def checked_header(entries: Entries, max_pixels: int, name: bytes) -> Header:
     return header._replace(digest=int.from_bytes(digest.digest(), "little"))
 
 
+@dataclass(eq=False)
 class Headers:
     """Fills the columns of `Unread` images: a contracts.Fetch. It starts processes when the first is missing.
 
     A header that is there stays there: for other epochs, other runs and other ranks of this machine.
     """
 
-    def __init__(
-        self, columns: Unread, entries: Entries, max_pixels: int, workers: int = 0
-    ) -> None:
-        self._columns = columns
-        self._entries = entries
-        self._max_pixels = max_pixels
-        self._workers = readers(workers)
-        self._pool: Pool[Array, None] | None = None
-        self._asked: dict[int, Future[None]] = {}  # by id, until a plan has come by
-        self._lock = threading.Lock()  # loaders of two epochs may overlap for a moment
+    columns: Unread
+    entries: Entries
+    max_pixels: int
+    workers: int  # as for `readers`
+    _pool: Pool[Array, None] | None = None
+    # by id, until a plan has come by
+    _asked: dict[int, Future[None]] = field(default_factory=dict)
+    # loaders of two epochs may overlap for a moment
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, now: Array, coming: Array) -> None:
         """Return when the headers of samples `now` are in the columns; ask for those of `coming` meanwhile.
@@ -90,7 +91,7 @@ class Headers:
             try:
                 reading.result(PATIENCE_S)
             except TimeoutError:
-                name = printable(self._entries.shown(self._columns.entry(sample)))
+                name = printable(self.entries.shown(self.columns.entry(sample)))
                 raise UserError(
                     f"the storage has not answered for {PATIENCE_S:g} s: {name} is waited for; "
                     "go on with --resume auto"
@@ -107,37 +108,39 @@ class Headers:
     def _ask(self, samples: Array) -> None:
         missing = [
             sample
-            for sample in samples[self._columns.height[samples] == 0].tolist()
+            for sample in samples[self.columns.height[samples] == 0].tolist()
             if sample not in self._asked
         ]
         if missing and self._pool is None:
-            work = Reading(self._columns.folder, self._entries, self._max_pixels)
-            what = f"{counted(self._workers, 'process')} for headers"
-            self._pool = Pool(work, self._workers, what)
+            work = Reading(self.columns.folder, self.entries, self.max_pixels)
+            workers = readers(self.workers)
+            self._pool = Pool(
+                work, workers, f"{counted(workers, 'process')} for headers"
+            )
         for first in range(0, len(missing), TOGETHER):
             part = missing[first : first + TOGETHER]
             assert self._pool is not None
             self._asked.update(dict.fromkeys(part, self._pool.submit(np.array(part))))
 
 
+@dataclass(eq=False)
 class Reading:
     """A worker process's work: read headers of samples, and write them into the columns of a folder."""
 
-    def __init__(self, folder: Path, entries: Entries, max_pixels: int) -> None:
-        self._folder = folder
-        self._entries = entries
-        self._max_pixels = max_pixels
-        self._columns: Unread | None = None
-        self._written: dict[str, Array] = {}
+    folder: Path
+    entries: Entries
+    max_pixels: int
+    _columns: Unread | None = None
+    _written: dict[str, Array] = field(default_factory=dict)
 
     def __call__(self, samples: Array) -> None:
         # here, and not before the fork
         if self._columns is None:
-            self._columns = Unread.open(self._folder)
+            self._columns = Unread.open(self.folder)
             # the height is the last one: it says that the others are there
             names = sorted(Header._fields, key="height".__eq__)
             self._written = {
-                name: np.load(self._folder / f"{name}.npy", "r+") for name in names
+                name: np.load(self.folder / f"{name}.npy", "r+") for name in names
             }
         for sample in samples.tolist():
             header = self._header(self._columns.entry(sample))
@@ -148,11 +151,11 @@ class Reading:
         """Return the header of an entry; where the storage fails it is tried again, as other reads are."""
 
         def called() -> str:
-            return f"--data: {printable(self._entries.shown(name))}"
+            return f"--data: {printable(self.entries.shown(name))}"
 
         try:
             return storage.patiently(
-                partial(checked_header, self._entries, self._max_pixels, name), called
+                partial(checked_header, self.entries, self.max_pixels, name), called
             )
         except Rejected:
             return UNREADABLE

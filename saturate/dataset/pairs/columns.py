@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Source, Split
+from saturate.contracts import Array, FileSource, Source, Split
 from saturate.dataset.images.columns import Images
+from saturate.dataset.images.synthetic import SyntheticImages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -30,32 +32,37 @@ class Pairs:
     rejected = 0
     exif = None
     fetch = None
-    height: Array = field(init=False)  # int32 [n], of the large images
-    width: Array = field(init=False)
-    # int64 [n], bytes that are read for a sample, of both files
-    size: Array = field(init=False)
-    # int64 [n], the place of each sample's image in `high`
-    of_high: Array = field(init=False)
-    of_low: Array | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        size = np.asarray(self.high.size[self.images])
-        of_low = None
-        if self.low is not None and self.small is not None:
-            size = size + self.low.size[self.small]
-            of_low = np.repeat(self.small, self.patches)
-        made = {
-            "height": np.repeat(self.high.height[self.images], self.patches),
-            "width": np.repeat(self.high.width[self.images], self.patches),
-            "size": np.repeat(size // self.patches, self.patches),
-            "of_high": np.repeat(self.images, self.patches),
-            "of_low": of_low,
-        }
-        for name, column in made.items():  # the dataclass is frozen
-            object.__setattr__(self, name, column)
+    @cached_property
+    def height(self) -> Array:
+        """Return int [n], of the large images."""
+        return self.high.height[self.of_high]
+
+    @cached_property
+    def width(self) -> Array:
+        """Return int [n], of the large images."""
+        return self.high.width[self.of_high]
+
+    @cached_property
+    def size(self) -> Array:
+        """Return int64 [n], bytes that are read for a sample, of both files."""
+        size = self.high.size[self.of_high]
+        if self.low is not None:
+            size = size + self.low.size[self.of_low]
+        return size // self.patches
+
+    @cached_property
+    def of_high(self) -> Array:
+        """Return int64 [n], the place of each sample's image in `high`."""
+        return np.repeat(self.images, self.patches)
+
+    @cached_property
+    def of_low(self) -> Array | None:
+        """Return int64 [n], the place of each sample's image in `low`."""
+        return None if self.small is None else np.repeat(self.small, self.patches)
 
     def __len__(self) -> int:
-        return len(self.height)
+        return len(self.of_high)
 
     @property
     def made(self) -> bool:
@@ -81,24 +88,25 @@ class PairSource(Source):
     """
 
     def __init__(
-        self, source: Any, images: Array, low: PairSource | None = None
+        self, source: Source, images: Array, low: PairSource | None = None
     ) -> None:
         self.source = source
         self.images = images
         self.low = low
-        self.files: bool = source.files
-        self.read_delay_s: float = source.read_delay_s
+        self.files = source.files
+        self.remote = source.remote
+        self.read_delay_s = source.read_delay_s
 
     def __len__(self) -> int:
         return len(self.images)
 
     def name(self, sample: int) -> str:
         """Return the name of the sample's image, on one line."""
-        return str(self.source.name(int(self.images[sample])))
+        return self.source.name(int(self.images[sample]))
 
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
-        return bytes(self.source.read(int(self.images[sample])))
+        return self.source.read(int(self.images[sample]))
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
@@ -108,13 +116,15 @@ class PairSource(Source):
 class PairFiles(PairSource):
     """The same of images that are files: a contracts.FileSource."""
 
+    source: FileSource
+
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the image's file."""
-        return bytes(self.source.path(int(self.images[sample])))
+        return self.source.path(int(self.images[sample]))
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], the paths of many samples at once, each padded with NUL."""
-        return np.asarray(self.source.paths(self.images[samples]))
+        return self.source.paths(self.images[samples])
 
 
 def source_of(
@@ -132,30 +142,7 @@ def split_of(columns: Pairs, high: Source, low: Source | None = None) -> Split:
     return Split(columns=columns, source=source_of(high, columns.of_high, small))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unstored:
-    """The columns of large images that are nowhere stored, as tall as wide, for the synthetic loader."""
-
-    samples: int
-    side: int
-    height: Array = field(init=False)
-    width: Array = field(init=False)
-    size: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name, value in (("height", self.side), ("width", self.side), ("size", 0)):
-            object.__setattr__(self, name, np.full(self.samples, value, np.int64))
-
-    @property
-    def fingerprint(self) -> str:
-        """Return what tells such columns apart."""
-        return f"synthetic-{self.samples}-{self.side}"
-
-
 def synthetic(samples: int, side: int, patches: int = 1) -> Pairs:
-    """Return the columns of so many large images without a file."""
-    return Pairs(
-        high=Unstored(samples=samples, side=side),
-        images=np.arange(samples),
-        patches=patches,
-    )
+    """Return the columns of so many large images without a file, as tall as wide."""
+    high = SyntheticImages(samples, (), (side, side))
+    return Pairs(high=high, images=np.arange(samples), patches=patches)

@@ -9,33 +9,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Unpack
 
 import numpy as np
 
-from saturate.contracts import MAX_PIXELS, Array, Split, UserError, counted
+from saturate.contracts import Array, Split, UserError, counted
 from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.pairs import layouts
 from saturate.dataset.pairs.columns import Pairs, split_of
 from saturate.dataset.scan import file_tree, names
 from saturate.dataset.scan.byte_ranges import Files
-from saturate.dataset.scan.cache import Progress
-from saturate.dataset.scan.manifest import Rejects, printable
+from saturate.dataset.scan.cache import Options
+from saturate.dataset.scan.file_tree import Scan
+from saturate.dataset.scan.manifest import printable
 from saturate.dataset.stores import choose_source, source_named
 from saturate.dataset.stores.folder import Folder
 
 _OF_LARGE = re.compile(r"[_-](hr|hq|gt)\Z", re.IGNORECASE)
 _OF_SMALL = re.compile(r"[_-]?(x[2-9][mdw]?|[_-](lr|lq))\Z", re.IGNORECASE)
-
-
-class Options(TypedDict):
-    """How folders and stores are scanned; see dataset.images.scan.open_images."""
-
-    cache: Path
-    rescan: bool
-    max_pixels: int
-    progress: Progress | None
 
 
 def open_pairs(
@@ -46,11 +38,8 @@ def open_pairs(
     least: int,
     patches: int = 1,
     source: str = "auto",
-    cache: Path,
-    rescan: bool = False,
-    max_pixels: int = MAX_PIXELS,
     read_delay_s: float = 0.0,
-    progress: Progress | None = None,
+    **how: Unpack[Options],
 ) -> tuple[Split, list[str]]:
     """Open "train" or "val" of a set for super-resolution, and return lines that say what was left out.
 
@@ -58,9 +47,6 @@ def open_pairs(
     is a name of dataset.stores.SOURCES, or auto. Raises UserError, also where names or sizes of two folders
     do not fit each other.
     """
-    options = Options(
-        cache=cache, rescan=rescan, max_pixels=max_pixels, progress=progress
-    )
     if source == "auto" and data.is_dir():
         source = choose_source(source, data, split)
         source = "folder" if source_named(source).FILES else source
@@ -69,7 +55,7 @@ def open_pairs(
     if source in ("auto", "folder"):
         found = layouts.find(data, split, scale)
         beside = found.beside
-        columns = _folder(found.high, options)
+        columns = _folder(found.high, how)
         if found.shared and len(columns) < 2:
             raise UserError(
                 f"--data {data}: one image alone; one to train and one to validate are needed"
@@ -79,10 +65,10 @@ def open_pairs(
         if found.low is None:
             _require_no_small(columns)
         else:
-            low = _folder(found.low, options)
+            low = _folder(found.low, how)
             small = _partners(columns, low, scale)[images]
     else:
-        high = _packed(data, split, source, read_delay_s, options)
+        high = _packed(data, split, source, read_delay_s, how)
         columns = high.columns
         images = np.arange(len(columns))
     sides = np.minimum(columns.height, columns.width)
@@ -93,7 +79,7 @@ def open_pairs(
             f"has a side of {sides.max()}; a smaller --patch-size, or --shave"
         )
     said = [columns.left_out] if columns.left_out else []
-    if low is not None and low.left_out:
+    if low and low.left_out:
         said.append(f"small images: {low.left_out}")
     if not kept.all():
         said.append(_too_small(high, images[~kept], split, least))
@@ -109,7 +95,7 @@ def open_pairs(
 
 
 def _packed(
-    data: Path, split: str, source: str, read_delay_s: float, options: Options
+    data: Path, split: str, source: str, read_delay_s: float, how: Options
 ) -> Split:
     """Return columns and bytes of the large images in a store."""
     module = source_named(source)
@@ -119,18 +105,16 @@ def _packed(
         )
     if lacking := module.missing(data, split):
         raise UserError(f"--data {data}: has no {lacking}; it must be {module.HOLDS}")
-    return module.open(data, split, read_delay_s=read_delay_s, **options)
+    return module.open(data, split, read_delay_s=read_delay_s, **how)
 
 
-def _folder(folder: Path, options: Options) -> Images:
+def _folder(folder: Path, how: Options) -> Images:
     """Return the columns of all images below a folder, which have no class."""
     real = Path(os.path.realpath(folder))
     labels = {real.name: 0}
 
-    def list_files(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        file_tree.list_files(real.parent, labels, made, visits, rejects, say)
+    def list_files(scan: Scan) -> dict[str, int]:
+        file_tree.list_files(scan, labels)
         return labels
 
     return open_images(
@@ -142,7 +126,7 @@ def _folder(folder: Path, options: Options) -> Images:
         root=real.parent,
         classes=(),
         listed=True,
-        **options,
+        **how,
     )
 
 

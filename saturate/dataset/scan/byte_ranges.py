@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import io
 import os
-import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from saturate.dataset.scan import file_tree
 from saturate.dataset.scan.manifest import BROKEN_LINK, Rejected
 from saturate.system import storage
+from saturate.system.user_files import is_no_file, open_bytes
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> that many bytes of an entry, or fewer where it ends before."""
@@ -52,11 +51,15 @@ class RangeFile(io.RawIOBase):
 class Entries(Protocol):
     """The entries of one data set by name.
 
-    Copied into worker processes, so nothing is opened before it is read. Where entries lie behind URLs an
-    attribute `remote` is true: the scan then reads them in processes alone, for this one will fork; and so where
-    `mapped` is, since the system ends a process that reads a damaged mapping. Where an attribute `by_index` is
-    true the scan gives `opened` and `shown` the number of an entry in its list.
+    Copied into worker processes, so nothing is opened before it is read.
     """
+
+    remote: bool = False
+    """Entries lie behind URLs: the scan reads them in processes alone, for this one will fork."""
+    mapped: bool = False
+    """Likewise, since the system ends a process that reads a damaged mapping."""
+    by_index: bool = False
+    """`opened` and `shown` are given the number of an entry in the scan's list in place of its name."""
 
     def opened(self, name: bytes) -> AbstractContextManager[tuple[int, ReadAt]]:
         """Open an entry: its size in bytes, and what reads a range of them.
@@ -67,16 +70,14 @@ class Entries(Protocol):
     def shown(self, name: bytes) -> bytes:
         """Return what rejected.txt calls an entry, or a class."""
 
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        """Add to `visits` the files or folders below the scan's root that show a later change of entries."""
-
 
 def unreadable(path: bytes, error: OSError) -> Rejected | OSError:
     """Return what is raised for an error of reading a file: the error where the file is not at fault."""
     if storage.failed(error) or (isinstance(error, PermissionError) and _shut_in(path)):
         return error
-    broken = os.path.islink(path) and not os.path.exists(path)
-    if broken:
+    if is_no_file(error):
+        return Rejected("no regular file")
+    if os.path.islink(path) and not os.path.exists(path):
         return Rejected(BROKEN_LINK)
     return Rejected(f"cannot be read: {error.strerror}")
 
@@ -92,7 +93,7 @@ def _shut_in(path: bytes) -> bool:
     return False
 
 
-class Files:
+class Files(Entries):
     """Entries that are files: a name is a path below `root`, or an absolute one."""
 
     def __init__(self, root: Path) -> None:
@@ -111,20 +112,11 @@ class Files:
         """
         path = self.shown(name)
         try:
-            # not blocking: a pipe must not stop the scan
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open_bytes(path) as file:
+                number = file.fileno()
+                yield (
+                    os.fstat(number).st_size,
+                    lambda offset, length: os.pread(number, length, offset),
+                )
         except OSError as error:
             raise unreadable(path, error) from None
-        try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                raise Rejected("no regular file")
-            yield status.st_size, lambda offset, length: os.pread(file, length, offset)
-        except OSError as error:
-            raise unreadable(path, error) from None
-        finally:
-            os.close(file)
-
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        """Add the folders of these files."""
-        file_tree.remember_folders(visits, self.root, file_tree.folders_of(names))

@@ -21,39 +21,48 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict, TypeVar
 
 import filelock
 
 from saturate.contracts import UserError
 from saturate.dataset.scan import file_tree, manifest
+from saturate.dataset.scan.file_tree import Progress, Scan
 from saturate.dataset.scan.manifest import Rejected, Rejects, S
 from saturate.system import processes, storage
 
-Progress = Callable[[int, int, str], None]
-Fill = Callable[[Path, Rejects, "list[file_tree.Visit]", Progress], Sequence[str]]
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+class Options(TypedDict, total=False):
+    """How any data set is scanned."""
+
+    cache: Required[Path]  # the folder where scans are kept
+    rescan: bool  # make a new one
+    max_pixels: int  # what claims more is left out
+    workers: int  # processes that read headers; 0 = as fits the machine
+    # called a few times a second
+    progress: Progress | None
 
 
 def remembered(
     table: type[S],
     data: Path,
-    key: list[Any],
-    fill: Fill,
-    *,
+    key: Sequence[object],
+    fill: Callable[[Scan], Sequence[str]],
     root: Path,
-    cache: Path,
-    rescan: bool,
-    progress: Progress | None,
+    how: Options,
 ) -> S:
-    """Return the scan that `cache` holds under `key` (JSON values), or a new one if what it visited changed.
+    """Return the scan that the cache holds under `key` (JSON values), or a new one if what it visited changed.
 
-    `fill(made, rejects, visits, say)` writes the columns into the folder `made`, adds what it visited below
-    `root`, and returns the classes; its files file_list.* are removed. `data` is what the user named. Of
-    several processes that call this at once one scans and the others wait. Raises UserError.
+    `fill` writes the columns into the scan's folder, remembers what it visited, and returns the classes.
+    `data` is what the user named, and names of files are below `root`. Of several processes that call this at
+    once one scans and the others wait. Raises UserError.
     """
-    say = _throttled(progress)
+    cache = how["cache"]
+    say = _throttled(how.get("progress"))
     real = Path(os.path.realpath(data))
     # a name that people know again, and a digest that tells folders of one name apart
     digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
@@ -67,7 +76,7 @@ def remembered(
     try:
         home.mkdir(parents=True, exist_ok=True)
         # before the lock: a scan that another process makes while this one waits is new enough for `rescan`
-        old = manifest.newest(home) if rescan else None
+        old = manifest.newest(home) if how.get("rescan") else None
         lock = filelock.FileLock(home / "lock")
         # a rank that reads what is there has the lock for less than a second
         try:
@@ -81,11 +90,6 @@ def remembered(
         finally:
             lock.release()
     except OSError as error:
-        path = error.filename
-        if isinstance(path, str | bytes) and storage.failed(error):
-            path = os.fsencode(path)
-            if not path.startswith(os.fsencode(home)):
-                raise storage.end_scan(error, manifest.printable(path)) from error
         # another folder would not help
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise storage.fault(error, str(home), storage.SCAN_AGAIN) from error
@@ -123,82 +127,31 @@ def _reopen(table: type[S], home: Path, root: Path, old: Path | None) -> S | Non
     return None
 
 
-def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S:
+def _scan(
+    table: type[S],
+    home: Path,
+    root: Path,
+    fill: Callable[[Scan], Sequence[str]],
+    say: Progress,
+) -> S:
     stamp = f"{time.time_ns():x}-{os.getpid()}"
     made = home / f"tmp-{stamp}"
     made.mkdir()
     try:
-        visits: list[file_tree.Visit] = []
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
-            rejects = Rejects(file)
-            classes = fill(made, rejects, visits, say)
-        (made / "visited.json").write_text(json.dumps({"folders": visits}))
+            scan = Scan(root=root, made=made, rejects=Rejects(file), say=say)
+            classes = fill(scan)
+        (made / "visited.json").write_text(json.dumps({"folders": scan.visits}))
         for path in made.glob("file_list.*"):
             path.unlink()
-        manifest.seal(made, table, root=root, classes=classes, rejected=rejects.count)
+        rejected = scan.rejects.count
+        manifest.seal(made, table, root=root, classes=classes, rejected=rejected)
         folder = manifest.publish(home, made, f"scan-{stamp}")
     except BaseException:  # Ctrl-C too: nothing half is left
         shutil.rmtree(made, ignore_errors=True)
         raise
     manifest.sweep(home)
     return table.open(folder)
-
-
-class Parser:
-    """A worker process's work: `read` makes a record of each listed name in turn, or raises Rejected.
-
-    `shown` turns a name into what rejected.txt says, `what` is read for the user to see: headers, videos.
-    With `by_index` both are given the number of an entry in place of its name.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[Any], Any],
-        left_out: Any,
-        pack: Callable[[list[Any]], Any],
-        shown: Callable[[Any], bytes],
-        made: Path,
-        *,
-        step: int,
-        what: str = "headers",
-        by_index: bool = False,
-    ) -> None:
-        self.read = read
-        self.by_index = by_index
-        self.left_out = left_out
-        self.pack = pack
-        self.shown = shown
-        self.step = step
-        self.what = what
-        self.paths, self.offsets, _ = manifest.file_list(made)
-
-    def __call__(self, first: int) -> tuple[Any, list[tuple[bytes, str]]]:
-        offsets = self.offsets[first : first + self.step + 1].tolist()
-        rows = []
-        rejected = []
-        for index, (begin, end) in enumerate(pairwise(offsets), first):
-            key = index if self.by_index else self.paths[begin:end].tobytes()
-            try:
-                row = storage.in_scan(
-                    partial(self.read, key), partial(self._called, key)
-                )
-            except Rejected as why:
-                row = self.left_out
-                rejected.append((self.shown(key), str(why)))
-            # of a folder that may not be entered, and not the entry's
-            except OSError as error:
-                raise storage.end_scan(error, self._called(key)) from error
-            rows.append(row)
-        return self.pack(rows), rejected
-
-    def first_of(self, index: int) -> str:
-        """Return what messages call the entry of that number."""
-        begin, end = self.offsets[index : index + 2]
-        path = self.paths[begin:end].tobytes()
-        return self._called(index if self.by_index else path)
-
-    def _called(self, key: Any) -> str:
-        return manifest.printable(self.shown(key))
 
 
 def require_few(width: int, height: int, max_pixels: int) -> None:
@@ -210,31 +163,66 @@ def require_few(width: int, height: int, max_pixels: int) -> None:
 
 
 def each_file(
-    parser: Parser,
-    total: int,
-    workers: int,
-    rejects: file_tree.Reject,
-    say: Progress,
+    scan: Scan,
+    reject: file_tree.Reject,
+    read: Callable[[Any], T],
+    left_out: T,
+    pack: Callable[[list[T]], P],
+    shown: Callable[[Any], bytes],
     *,
+    step: int,
+    workers: int,
+    what: str = "headers",
+    by_index: bool = False,
     threads: bool = False,
-) -> Iterator[tuple[int, Any]]:
-    """Yield (first, what parser.pack made of the files from there), in order.
+) -> Iterator[tuple[int, P]]:
+    """Yield (first, what `pack` makes of the records of the `step` listed names from there on), in order.
 
-    They are read by so many processes, or by threads of this one.
+    `read` makes a record of a name, or raises Rejected: it is then `left_out`. `shown` turns a name into what
+    rejected.txt says, `what` is read for the user to see: headers, videos. With `by_index` both are given the
+    number of an entry in place of its name. They are read by as many processes, or by threads of this one.
     """
-    firsts = range(0, total, parser.step)
-    made = processes.results(parser, firsts, workers, threads=threads)
+    paths, offsets, _ = manifest.file_list(scan.made)
+    total = len(offsets) - 1
+    firsts = range(0, total, step)
+
+    def key(index: int) -> bytes | int:
+        begin, end = offsets[index : index + 2]
+        return index if by_index else paths[begin:end].tobytes()
+
+    def called(index: int) -> str:
+        return manifest.printable(shown(key(index)))
+
+    def parsed(first: int) -> tuple[P, list[tuple[bytes, str]]]:
+        rows = []
+        rejected = []
+        for index in range(first, min(first + step, total)):
+            name = key(index)
+            row = left_out
+            try:
+                row = storage.in_scan(partial(read, name), partial(called, index))
+            except Rejected as why:
+                rejected.append((shown(name), str(why)))
+            # of a folder that may not be entered, and not the entry's
+            except OSError as error:
+                raise storage.end_scan(error, called(index)) from error
+            rows.append(row)
+        return pack(rows), rejected
+
+    if not firsts:
+        return
+    made = processes.results(parsed, firsts, min(workers, len(firsts)), threads=threads)
     done = 0
     try:
         for first, (packed, bad) in zip(firsts, made, strict=True):
             yield first, packed
             for path, why in bad:
-                rejects(path, why)
-            done = min(first + parser.step, total)
-            say(done, total, f"reading {parser.what}")
+                reject(path, why)
+            done = min(first + step, total)
+            scan.say(done, total, f"reading {what}")
     except BrokenProcessPool:
         raise UserError(
-            f"--data: a process that reads {parser.what}, of {parser.first_of(done)} or what follows, was killed: "
+            f"--data: a process that reads {what}, of {called(done)} or what follows, was killed: "
             f"{processes.KILLED}; mend that, and start again"
         ) from None
     finally:
@@ -242,22 +230,15 @@ def each_file(
 
 
 class NothingFound(UserError):
-    """No file of a set can be read. `why` says what was left out."""
+    """No image, or video, of a set can be read. `why` says what was left out."""
 
-    def __init__(self, message: str, why: str) -> None:
-        super().__init__(f"{message}{why}")
-        self.why = why
-
-
-def nothing_found(
-    wanted: Literal["image", "video"], where: str, rejects: Rejects
-) -> NothingFound:
-    """Return the error that no `wanted` is there."""
-    message = f"--data: no {wanted} in {where}"
-    if not rejects.first:
-        return NothingFound(message, ": no file is there")
-    why = f"; left out: {rejects.count}, first {rejects.first}"
-    return NothingFound(message, why)
+    def __init__(
+        self, wanted: Literal["image", "video"], where: str, rejects: Rejects
+    ) -> None:
+        self.why = ": no file is there"
+        if rejects.first:
+            self.why = f"; left out: {rejects.count}, first {rejects.first}"
+        super().__init__(f"--data: no {wanted} in {where}{self.why}")
 
 
 def _throttled(progress: Progress | None) -> Progress:

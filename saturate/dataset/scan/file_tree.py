@@ -6,8 +6,9 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -16,7 +17,14 @@ import numpy as np
 
 from saturate.contracts import Array, UserError
 from saturate.dataset.scan import names as named
-from saturate.dataset.scan.manifest import BROKEN_LINK, FILE_LIST, printable, writing
+from saturate.dataset.scan.manifest import (
+    BROKEN_LINK,
+    FILE_LIST,
+    Name,
+    Rejects,
+    printable,
+    writing,
+)
 from saturate.system import storage
 from saturate.system.user_files import open_bytes
 
@@ -28,26 +36,63 @@ BEGINNING = 1 << 14
 PIECE = 10_000
 """Files that `walk` yields at once: bounds the memory, and progress is told of as often."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
+Progress = Callable[[int, int, str], None]
+"""(done, total, what is read): total is 0 while it is not known."""
 NO_DATA = "belongs to the storage, and not to the data"
 ARTICLE = {"image": "an", "video": "a"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """A scan under way."""
+
+    root: Path  # absolute: names of files are below it
+    made: Path  # its folder: columns, and file_list.*, which are removed in the end
+    rejects: Rejects
+    say: Progress
+    # folders and files that show a later change
+    visits: list[Visit] = field(default_factory=list)
+
+    def remember(self, *names: Name) -> None:
+        """Add folders and files, by paths below the root or absolute ones. Raises UserError."""
+        root = os.fsencode(self.root)
+        for name in names:
+            try:
+                self.visits.append(visit(root, os.fsencode(name))[0])
+            except OSError as error:
+                path = printable(self.root / os.fsdecode(name))
+                raise storage.end_scan(error, path) from None
+            settle(max(self.visits[-1][1:3]))
+
+    def remember_folders(self, files: Iterable[bytes]) -> None:
+        """Add the folders of listed files, where one that is missing may appear. Raises UserError."""
+        there = set[bytes]()
+        for folder in {os.path.dirname(file) for file in files}:
+            # of one that is missing the folder that it would be put into
+            name = folder
+            while name and not is_folder(os.path.join(os.fsencode(self.root), name)):
+                name = os.path.dirname(name)
+            # above the root anything may change
+            if name in (folder, b"") or name.strip(b"./"):
+                there.add(name)
+        self.remember(*sorted(there))
+
+
 def labels(
-    root: Path,
+    scan: Scan,
     classes: Sequence[str] | None,
-    visits: list[Visit],
-    reject: Reject,
     wanted: Literal["image", "video"] = "image",
     unwanted: Mapping[str, str] | None = None,
     chosen: bool = False,
 ) -> dict[str, int]:
-    """Return the label of each class folder (or link to one) in root.
+    """Return the label of each class folder (or link to one) in the root of a scan.
 
     It is the place in `classes`, else among the sorted names, as in ImageFolder. What lies beside the class
-    folders goes to `reject`, and so do `unwanted` folders, with the reason, and a folder without a file that
-    none of the `classes` is; such folders are added to `visits`. Raises UserError, also where one
+    folders is rejected, and so are `unwanted` folders, with the reason, and a folder without a file that
+    none of the `classes` is; such folders are remembered. Raises UserError, also where one
     folder has those of all other classes, as a copy of the set within itself, and none was `chosen` by --classes.
     """
+    root, reject = scan.root, scan.rejects
     known = named.place_of(classes or ())
     try:
         names = [name for name in names_below(root) if not name.startswith(".")]
@@ -64,7 +109,7 @@ def labels(
             if (
                 classes is not None
                 and named.find(name, known) is None
-                and not _holds_file(root, name, visits)
+                and not _holds_file(root, name, scan.visits)
             ):
                 reject(path, f"class without {ARTICLE[wanted]} {wanted}")
             else:
@@ -80,7 +125,7 @@ def labels(
     if classes is None and not chosen and (copy := _copy_of_all(root, found)):
         flag = ", or name the classes, or all, with --classes" * (wanted == "image")
         raise UserError(
-            f"--data: {root}/{printable(os.fsencode(copy))} has a folder of the name of each other class, and may be "
+            f"--data: {root}/{printable(copy)} has a folder of the name of each other class, and may be "
             f"a copy of the set: move it elsewhere{flag}"
         )
     return numbered(found, classes, f"{root} has class folder", f"{wanted}s")
@@ -134,87 +179,57 @@ def numbered(
     unknown = [name for name in names if numbers[name] is None]
     if unknown:
         raise UserError(
-            f"--data: {has} '{printable(os.fsencode(unknown[0]))}' ({len(unknown)} such), "
+            f"--data: {has} '{printable(unknown[0])}' ({len(unknown)} such), "
             f"which is none of the {len(known)} classes of the training data; "
             f"remove or rename it, or add one of that name there, with {files} that can be read"
         )
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def list_files(
-    root: Path,
-    labels: dict[str, int],
-    made: Path,
-    visits: list[Visit],
-    reject: Reject,
-    say: Callable[[int, int, str], None],
-) -> int:
-    """Write path, end and label of every candidate to made/file_list.*, and return how many there are.
+def list_files(scan: Scan, labels: dict[str, int]) -> None:
+    """Write path, end and label of every candidate below class folders to made/file_list.*.
 
     They are in the order of the paths' bytes.
     """
+    root = scan.root
     # a link to one of these leads back to itself: it would be followed for ever
     above = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
-    with FileList(made) as listed:
+
+    def pieces() -> Iterator[tuple[list[bytes], Array]]:
+        total = 0
         # with the slash, as the paths of their files sort: a-b/ comes before a/
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(
-                os.fsencode(root), os.fsencode(name), above, visits, reject
+                os.fsencode(root), os.fsencode(name), above, scan.visits, scan.rejects
             ):
-                listed.add(files, np.full(len(files), labels[name]))
-                say(listed.total, 0, "listing files")
-    return listed.total
+                yield files, np.full(len(files), labels[name])
+                total += len(files)
+                scan.say(total, 0, "listing files")
 
-
-class FileList:
-    """Writes made/file_list.*, a piece at a time: of each entry its name, where that ends, its label."""
-
-    def __init__(self, made: Path) -> None:
-        self.total = 0
-        self._end = 0
-        self._stack = ExitStack()
-        with writing():
-            self._paths, self._offsets, self._labels = (
-                self._stack.enter_context((made / f"file_list.{name}").open("wb"))
-                for name in FILE_LIST
-            )
-            self._offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
-
-    def add(self, names: Sequence[bytes], labels: Sequence[int] | Array) -> None:
-        """Write these entries behind those before."""
-        if not names:
-            return
-        ends = self._end + np.cumsum(list(map(len, names)), dtype=FILE_LIST["offsets"])
-        with writing():
-            self._paths.write(b"".join(names))
-            self._offsets.write(ends.tobytes())
-            self._labels.write(np.asarray(labels, FILE_LIST["labels"]).tobytes())
-        self.total += len(names)
-        self._end = int(ends[-1])
-
-    def __enter__(self) -> FileList:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with writing():
-            self._stack.close()
+    write_file_list(scan.made, pieces())
 
 
 def write_file_list(
-    files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None
+    made: Path, pieces: Iterable[tuple[Sequence[bytes], Sequence[int] | Array]]
 ) -> None:
-    """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
-    with FileList(made) as listed:
-        listed.add(files, [0] * len(files) if labels is None else labels)
-
-
-def write_labelled(labels: Mapping[bytes, int], made: Path) -> None:
-    """Write made/file_list.* for names with their labels, in the order of the names' bytes.
-
-    So a sample has the same number whatever order its source lists it in.
-    """
-    names = sorted(labels)
-    write_file_list(names, made, [labels[name] for name in names])
+    """Write made/file_list.*: the names of entries and their labels, a piece at a time, and where each name ends."""
+    end = 0
+    with ExitStack() as stack:
+        with writing():
+            paths, offsets, of_classes = (
+                stack.enter_context((made / f"file_list.{name}").open("wb"))
+                for name in FILE_LIST
+            )
+            offsets.write(np.zeros(1, "i8").tobytes())
+        for names, labels in pieces:
+            ends = end + np.cumsum([*map(len, names)], dtype="i8")
+            end = ends[-1] if names else end
+            with writing():
+                paths.write(b"".join(names))
+                offsets.write(ends.tobytes())
+                of_classes.write(np.asarray(labels, "i4").tobytes())
+        with writing():
+            stack.close()
 
 
 def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
@@ -251,43 +266,6 @@ def still_so(root: bytes, seen: Sequence[object]) -> bool:
         return list(visit(root, os.fsencode(str(seen[0])))[0]) == seen
     except (FileNotFoundError, PermissionError):
         return False
-
-
-def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
-    """Add a folder, or a file, of which any later change is to be seen. Raises UserError."""
-    try:
-        visits.append(visit(root, name)[0])
-    except OSError as error:
-        raise storage.end_scan(error, printable(os.path.join(root, name))) from None
-    settle(max(visits[-1][1:3]))
-
-
-def remember_paths(visits: list[Visit], root: Path, paths: Iterable[Path]) -> None:
-    """Add files and folders by their paths, which are kept below the root. Raises UserError."""
-    for path in paths:
-        remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
-
-
-def folders_of(files: Sequence[bytes]) -> set[bytes]:
-    """Return the folders of listed files."""
-    return {os.path.dirname(file) for file in files}
-
-
-def remember_folders(
-    visits: list[Visit], root: Path, folders: Collection[bytes]
-) -> None:
-    """Add the folders of listed files, paths below the root, where a file that is missing may appear."""
-    there = set[bytes]()
-    for folder in folders:
-        # of one that is missing the folder that it would be put into
-        name = folder
-        while name and not is_folder(os.path.join(os.fsencode(root), name)):
-            name = os.path.dirname(name)
-        # above the root anything may change
-        if name in (folder, b"") or name.strip(b"./"):
-            there.add(name)
-    for name in sorted(there):
-        remember(visits, os.fsencode(root), name)
 
 
 def settle(changed_ns: int) -> None:

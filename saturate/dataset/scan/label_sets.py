@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from saturate.contracts import Split, UserError
+from saturate.dataset.images.columns import Images
 from saturate.dataset.scan.names import find, place_of
 
 USUAL = ";"
@@ -30,11 +31,11 @@ _ITEM = re.compile(
 
 
 def taken_apart(
-    split: Split,
+    split: Split[Images],
     given: Sequence[str] | None,
     named: Sequence[str] | None,
     separator: str | None = None,
-) -> Split:
+) -> Split[Images]:
     """Return the split with the single classes, and with `several`: which of them each label is made of.
 
     `given` are the classes of the training data, `named` those of classes.txt; without either they are those

@@ -20,7 +20,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +31,7 @@ import numpy as np
 
 from saturate.contracts import Array, UserError
 from saturate.dataset.scan import names as names_of
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import printable
 from saturate.system import storage
 from saturate.system.user_files import open_text, read_text
@@ -132,27 +133,30 @@ class List:
             filled = fields[0] if self.grammar.sets else all(fields)
             right = len(fields) == 2 or (self.grammar.segments and _has_segment(fields))
             if not (right and filled) or "\0" in fields[0]:
-                line = _shown(self.separator.join(fields))[:200]
+                line = printable(self.separator.join(fields))[:200]
                 raise self.wrong(number, f"is '{line}'; {self.grammar.expected}")
             yield number, fields
 
-    def heading(self, exists: Callable[[str], bool]) -> str:
-        """Return the first line where it is a heading, else "".
+    def heading(self, scan: Scan) -> bool:
+        """Whether the first line is a heading, which is then named as left out.
 
         Then its path is no file, its label is no other line's, and it names columns or looks unlike the rest.
         """
         rows = [fields for _, fields in self.head if len(fields) > 1]
         if not rows or len(self.head[0][1]) < 2:
-            return ""
+            return False
         (name, label, *_), *others = rows
         labels = {fields[1] for fields in others}
         names_columns = is_of(name, OF_PATHS) or is_of(label, OF_LABELS)
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
         unlike = "." not in name and all({".", "/"} & {*row[0]} for row in others)
         odd = names_columns or (others and (of_numbers or unlike))
-        if not odd or "/" in name or label in labels or exists(name):
-            return ""
-        return _shown(self.begin.strip())[:200]
+        is_file = os.path.isfile(scan.root / self.in_form(name))
+        if not odd or "/" in name or label in labels or is_file:
+            return False
+        line = f"line 1 is a heading: {printable(self.begin.strip())[:200]}"
+        scan.rejects(self.path, line, is_mistake=False)
+        return True
 
     def without_rows(self) -> UserError:
         """Return the error of a list that names nothing: it is empty, or has a heading alone."""
@@ -208,7 +212,7 @@ class List:
         except csv.Error as error:
             raise self.wrong(
                 number,
-                f"cannot be split ({_shown(str(error))}): a field that begins with a quote has one at its "
+                f"cannot be split ({printable(str(error))}): a field that begins with a quote has one at its "
                 "end too; is a quote left open? One that is a part of a name is written as CSV does, "
                 '"""5 inch"',
             ) from None
@@ -294,12 +298,8 @@ class Labels:
         return classes, numbers_of, numbers or named is not None
 
     def _wrong(self, number: int, what: str) -> UserError:
-        label = _shown([*self.number_of][number])[:50]
+        label = printable([*self.number_of][number])[:50]
         return self._list.wrong(self._lines[number], f"has the label '{label}', {what}")
-
-
-def _shown(text: str) -> str:
-    return printable(os.fsencode(text))
 
 
 def class_names(*folders: Path) -> list[str] | None:
@@ -332,5 +332,5 @@ def require_once(names: Sequence[str], where: str) -> None:
     ((name, count), *_) = Counter(names).most_common(1) or [("", 0)]
     if count > 1:
         raise UserError(
-            f"--data: {where} names '{_shown(name)}' twice; each name may be there once"
+            f"--data: {where} names '{printable(name)}' twice; each name may be there once"
         )

@@ -27,6 +27,9 @@ import numpy as np
 from saturate.contracts import Array, escaped, one_line
 from saturate.system.urls import masked as masked
 
+PIECE = 1 << 20
+"""Names that are copied at once: bounds the memory."""
+Name = str | bytes | os.PathLike[str]
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://")
 
 
@@ -48,22 +51,23 @@ def writing() -> Iterator[None]:
 
 
 # raw files of a scan under way: bytes, [n + 1], [n]
-FILE_LIST: dict[str, np.dtype[Any]] = {
-    "paths": np.dtype(np.uint8),
-    "offsets": np.dtype(np.int64),
-    "labels": np.dtype(np.int32),
-}
+FILE_LIST = {"paths": "u1", "offsets": "i8", "labels": "i4"}
 
 
 def file_list(made: Path) -> tuple[Array, Array, Array]:
     """Map made/file_list.*: uint8 paths, int64 offsets [n + 1] and int32 labels [n]."""
     paths, offsets, labels = (
-        # an empty file cannot be mapped
-        np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
-        for name, dtype in FILE_LIST.items()
-        for path in [made / f"file_list.{name}"]
+        mapped(made / f"file_list.{name}", dtype) for name, dtype in FILE_LIST.items()
     )
     return paths, offsets, labels
+
+
+def mapped(path: Path, dtype: str) -> Array:
+    """Map a raw file of a scan under way."""
+    # an empty file cannot be mapped
+    if not path.stat().st_size:
+        return np.zeros(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))
 
 
 class NoManifest(Exception):
@@ -82,11 +86,10 @@ class Manifest:
 
     # of the columns' names and meaning: what another version has left is made anew
     VERSION: ClassVar[str]
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]]
+    # name -> dtype, of what every table has, and of its own
+    COLUMNS: ClassVar[dict[str, str]] = {"path_bytes": "u1", "path_offsets": "i8"}
     # the columns that the fingerprint is a digest of, beside the classes
     FINGERPRINT: ClassVar[tuple[str, ...]]
-    # offsets [n + 1] -> the columns that they cut into pieces
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]]
 
     folder: Path  # where the columns lie
     root: Path  # absolute: where the source lies; paths of files are relative to it
@@ -119,8 +122,6 @@ class Manifest:
 
         The name of a file is its path below root, or an absolute one.
         """
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
         file = int(self.files(sample))
         begin, end = self.path_offsets[file : file + 2]
         return self.path_bytes[begin:end].tobytes()
@@ -176,9 +177,6 @@ class Manifest:
             if column.dtype != dtype or len(column) != about["lengths"][name]:
                 raise ValueError(f"{name}.npy is not what was written")
             columns[name] = np.asarray(column)
-        for offsets, cut in cls.RAGGED.items():
-            if any(columns[offsets][-1] != len(columns[name]) for name in cut):
-                raise ValueError(f"{offsets} does not fit {' and '.join(cut)}")
         return cls(
             folder=folder,
             root=Path(about["root"]),
@@ -192,14 +190,36 @@ class Manifest:
         return type(self).open, (self.folder,)
 
 
-def create_column(
-    folder: Path, name: str, dtype: np.dtype[Any], length: int, *inner: int
-) -> Array:
-    """Create a column [length, *inner] to be filled, on disk from the start."""
-    made: Array = np.lib.format.open_memmap(
-        folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(length, *inner)
+def write_column(folder: Path, name: str, dtype: str, values: Array) -> None:
+    """Write a column on disk."""
+    np.lib.format.open_memmap(
+        folder / f"{name}.npy", mode="w+", dtype=dtype, shape=values.shape
+    )[...] = values
+
+
+def write_paths(made: Path, good: Array) -> None:
+    """Write the columns of paths: the names of the `good` entries, bool [n], of made/file_list.*."""
+    paths, offsets, _ = file_list(made)
+    lengths = np.diff(offsets)
+    kept_offsets = np.lib.format.open_memmap(
+        made / "path_offsets.npy", "w+", offsets.dtype, (int(good.sum()) + 1,)
     )
-    return made
+    np.cumsum(lengths[good], out=kept_offsets[1:])
+    path_bytes = np.lib.format.open_memmap(
+        made / "path_bytes.npy", "w+", paths.dtype, (int(kept_offsets[-1]),)
+    )
+    end = 0
+    for first in range(0, len(good), PIECE):
+        part = slice(first, first + PIECE)
+        names = paths[offsets[first] : offsets[min(part.stop, len(good))]]
+        kept = names[np.repeat(good[part], lengths[part])]
+        path_bytes[end : end + len(kept)] = kept
+        end += len(kept)
+
+
+def offsets_of(counts: Array | Sequence[int]) -> Array:
+    """Return int64 [n + 1], where each of n pieces of so many values begins, and the end."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def seal(
@@ -255,26 +275,26 @@ def sweep(home: Path) -> None:
 
 def is_url(name: str | bytes) -> bool:
     """Whether a name is a URL, and no path."""
-    return bool(_URL.match(name if isinstance(name, bytes) else os.fsencode(name)))
+    return bool(_URL.match(os.fsencode(name)))
 
 
-def printable(path: bytes) -> str:
+def printable(path: Name) -> str:
     """Return a path, or a masked URL, on one line: what is no printable UTF-8 is escaped."""
-    return escaped(masked(path.decode("utf-8", "backslashreplace")))
+    return escaped(masked(os.fsencode(path).decode("utf-8", "backslashreplace")))
 
 
 BROKEN_LINK = "broken link"
 
 
+@dataclass
 class Rejects:
     """rejected.txt: a line for each path that is left out, and why."""
 
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-        self.count = 0
-        self.first = ""
+    file: TextIO
+    count: int = 0
+    first: str = ""
 
-    def __call__(self, path: bytes, why: str, *, is_mistake: bool = True) -> None:
+    def __call__(self, path: Name, why: str, *, is_mistake: bool = True) -> None:
         """Name what is left out; `first` is the first that is a mistake, as the heading of a list is not."""
         line = f"{printable(path)}\t{one_line(why)}"
         with writing():

@@ -15,6 +15,7 @@ import mimetypes
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -89,7 +90,7 @@ NOT_DATA = _set(
 )
 """Names of folders that lie beside data, and are hardly a class."""
 PACKED = re.compile(
-    r"\.(tar\.(gz|bz2|xz|zst|lz4|lzma|br|z)|tgz|tbz2?|txz|tzst|zip|7z|rar)"
+    r"\.(tar\.(gz|bz2|xz|zst|lz4|lzma|br|z)|tgz|tbz2?|txz|tzst|zip|7z|rar)\Z"
 )
 """The end of the name of a compressed file."""
 ARCHIVES = (".zip", ".7z", ".rar")
@@ -187,8 +188,7 @@ def of_the_storage(name: str) -> bool:
 
 def is_packed(name: str) -> bool:
     """Whether a name says that a file is compressed."""
-    found = PACKED.search(name.casefold())
-    return found is not None and found.end() == len(name)
+    return PACKED.search(name.casefold()) is not None
 
 
 def is_list(name: str) -> bool:
@@ -228,10 +228,9 @@ def unwanted(
 
 def place_of(names: Sequence[str]) -> dict[str, int]:
     """Return name -> its place, by each name and by its `key`, where that is of one name alone."""
-    keys: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        keys.setdefault(key(name), []).append(place)
-    alone = {one: places[0] for one, places in keys.items() if len(places) == 1}
+    keys = [*map(key, names)]
+    times = Counter(keys)
+    alone = {one: place for place, one in enumerate(keys) if times[one] == 1}
     return alone | {name: place for place, name in enumerate(names)}
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from saturate.contracts import MAX_PIXELS, Split, UserError
+from saturate.contracts import Split, UserError
 
 if TYPE_CHECKING:  # dataset.scan reads URLs by dataset.stores.remote
-    from saturate.dataset.scan.cache import Progress
+    from saturate.dataset.images.columns import Images
+    from saturate.dataset.scan.cache import Options
 
 SOURCES = {
     "folder": "saturate.dataset.stores.folder",
@@ -46,17 +47,13 @@ class SourceModule(Protocol):
         split: str,
         *,
         classes: Sequence[str] | None = None,
-        cache: Path,
-        rescan: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        progress: Progress | None = None,
         read_delay_s: float = 0.0,
-    ) -> Split:
+        **how: Unpack[Options],
+    ) -> Split[Images]:
         """Open a split of images with a label: its columns, a dataset.images.columns.Images, and their bytes.
 
         A module with LABELS, the name of a field of config.Data, is also given what that says, as `labels`.
-        `classes` are those of training, where this is validation. `cache` is the folder where scans are kept;
-        `rescan` makes a new one. What claims more than `max_pixels` is left out. Raises UserError.
+        `classes` are those of training, where this is validation. Raises UserError.
         """
 
 

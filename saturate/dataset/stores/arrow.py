@@ -7,7 +7,6 @@ reader maps a file or needs pyarrow. Must not know formats of images.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -149,35 +148,28 @@ def prepare(shards: ShardList, label_key: str | None) -> Schema:
         return schema_of(schema, path, label_key)
 
 
-def image_column(schema: Any, path: Path) -> str:
-    """Return the column of images of a shard: binary, or a struct of bytes and path. Raises UserError."""
-    features = _features(schema, path)
-    kinds = {name: schema.field(name).type for name in schema.names}
-    image = _one_of(
-        [name for name in kinds if _kind(features, name) == "Image"]
-        or [name for name in kinds if _is_struct(kinds[name])]
-        or [name for name in kinds if _is_binary(kinds[name])],
-        IMAGES,
-    )
-    if not image or not (_is_binary(kinds[image]) or _is_struct(kinds[image])):
-        raise _lacks("images, binary or a struct of bytes and path,", schema, path)
-    return image
-
-
 def _lacks(what: str, schema: Any, path: Path) -> UserError:
     columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
     return UserError(
         f"--data: {path} has no column of {what} that is known by its type or name; it has "
-        f"{printable(os.fsencode(columns))[:300]}"
+        f"{printable(columns)[:300]}"
     )
 
 
 def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
-    """Return the columns of images and labels of a shard. Raises UserError."""
+    """Return the columns of images, binary or structs of bytes and path, and of labels. Raises UserError."""
     names = [*schema.names]
     require_once(names, f"the schema of {path}")
     features = _features(schema, path)
-    image = image_column(schema, path)
+    kinds = {name: schema.field(name).type for name in names}
+    image = _one_of(
+        [name for name in names if _kind(features, name) == "Image"]
+        or [name for name in names if _is_struct(kinds[name])]
+        or [name for name in names if _is_binary(kinds[name])],
+        IMAGES,
+    )
+    if not image or not (_is_binary(kinds[image]) or _is_struct(kinds[image])):
+        raise _lacks("images, binary or a struct of bytes and path,", schema, path)
     others = [name for name in names if name != image]
     label = label_key or _one_of(
         [name for name in others if _kind(features, name) == "ClassLabel"]
@@ -189,20 +181,9 @@ def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
         raise _lacks(f"labels, {wanted},", schema, path)
     feature = features.get(label)
     classes = feature.get("names") if isinstance(feature, dict) else None
-    if not classes:
-        return Schema(image=image, label=label, classes=None)
-    classes = tuple(map(str, classes))
+    classes = tuple(map(str, classes or ()))
     require_once(classes, f"{label} of {path}")
-    return Schema(image=image, label=label, classes=classes)
-
-
-def require_same(found: Schema, expected: Schema, path: Path) -> None:
-    """Raise UserError where a shard's numbers mean other classes than the first one's, or lie elsewhere."""
-    if found != expected:
-        shown = printable(os.fsencode(f"{found} and {expected}"))[:500]
-        raise UserError(
-            f"--data: {path} has other columns or classes than the first shard: {shown}"
-        )
+    return Schema(image=image, label=label, classes=classes or None)
 
 
 def _features(schema: Any, path: Path) -> dict[str, Any]:
@@ -314,7 +295,12 @@ def walk(shard: Shard) -> Iterator[Entry]:
     path = Path(shard.path)
     with _opened(path) as (columns, batches, buffer):
         schema = schema_of(columns, path, shard.label_key)
-        require_same(schema, shard.about, path)
+        # its numbers would mean other classes, or lie elsewhere
+        if schema != shard.about:
+            shown = printable(f"{schema} and {shard.about}")[:500]
+            raise UserError(
+                f"--data: {path} has other columns or classes than the first shard: {shown}"
+            )
         row = 0
         for batch in batches:
             batch.validate()

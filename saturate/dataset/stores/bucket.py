@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache as once
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -60,7 +61,7 @@ def _stands_for(url: str, cache: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # the ranks of a machine come one by one
         with filelock.FileLock(folder.with_suffix(".lock")):
-            urls.remember(remote.apart(_copy, (url, folder)))
+            urls.remember(remote.apart(partial(_copy, url, folder)))
     except OSError as error:
         if error.filename and is_url(os.fsdecode(error.filename)):
             then = "start again once it answers"
@@ -77,11 +78,10 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
 
-def _copy(task: tuple[str, Path]) -> dict[str, str]:
+def _copy(url: str, folder: Path) -> dict[str, str]:
     """Bring a folder to what lies behind its URL. Return bare -> whole URL of what the lists there name with a
     secret, which the folder does not get. Raises OSError and UserError.
     """
-    url, folder = task
     secret: dict[str, str] = {}
     written: dict[str, bytes] = {}
     copied: dict[str, str] = {}  # name below the folder -> URL
@@ -227,14 +227,10 @@ def heads_of(urls: tuple[str, ...]) -> list[remote.Head]:
         remote.load(url)
 
     try:
-        heads = remote.apart(remote.heads, urls)
+        heads = remote.apart(partial(remote.heads, urls))
     except OSError as error:
         raise storage.end_scan(error, masked(str(error.filename))) from None
-    found = []
-    for url, head in zip(urls, heads, strict=True):
-        if head is None:
-            raise UserError(
-                f"--data: there is no {masked(url)}; put it there, or name another"
-            )
-        found.append(head)
-    return found
+    if None in heads:
+        lacking = masked(urls[heads.index(None)])
+        raise UserError(f"--data: there is no {lacking}; put it there, or name another")
+    return [head for head in heads if head]

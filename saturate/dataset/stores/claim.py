@@ -96,14 +96,10 @@ def newest(url: str) -> Claim | None:
     if name is None:
         return None
     source = f"{url}/{name}"
-
-    def action(system: Any) -> Claim | None:
-        with tempfile.NamedTemporaryFile() as file:
-            system.get_file(source, file.name)
-            return _parsed(Path(file.name))
-
     for _ in range(5):
-        if found := remote.tried(source, action):
+        if found := _parsed(
+            remote.tried(source, lambda system: system.cat_file(source))
+        ):
             return found
         time.sleep(SETTLED_S)  # on a disk it may be half written
     raise UserError(f"--output {masked(source)}: no claim of a run; remove it")
@@ -111,14 +107,15 @@ def newest(url: str) -> Claim | None:
 
 def of_folder(folder: Path) -> Claim | None:
     """Return the last claim that was made from a run's folder, None where there is none."""
-    return _parsed(folder / LOCAL)
+    with suppress(FileNotFoundError):
+        return _parsed((folder / LOCAL).read_bytes())
+    return None
 
 
-def _parsed(path: Path) -> Claim | None:
-    try:
-        return Claim(**json.loads(path.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
+def _parsed(content: bytes) -> Claim | None:
+    with suppress(ValueError, TypeError):
+        return Claim(**json.loads(content))
+    return None
 
 
 def take(url: str, folder: Path, *, resuming: bool) -> Claim:

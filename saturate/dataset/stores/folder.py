@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import mimetypes
+import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-from saturate.contracts import MAX_PIXELS, Array, Source, Split, UserError
+from saturate.contracts import Array, Source, Split, UserError
 from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan.byte_ranges import Files
-from saturate.dataset.scan.cache import Progress
-from saturate.dataset.scan.manifest import Manifest, Rejects, printable
+from saturate.dataset.scan.cache import Options
+from saturate.dataset.scan.file_tree import Scan
+from saturate.dataset.scan.manifest import Manifest, printable
+from saturate.dataset.scan.names import is_media
 from saturate.system import storage
+from saturate.system.user_files import NOT_REGULAR, is_no_file, open_bytes
 
 FILES = True
 HOLDS = "a folder with train/<class>/* and val/<class>/*"
@@ -27,29 +31,54 @@ MEND = (
 )
 
 
-class Folder(Source):
-    """A contracts.FileSource over the files of a manifest: of images, videos or COCO's images."""
+class StoredSource(Source):
+    """A source of the samples that a manifest lists. A subclass reads them, and gives `shown`.
 
-    files = True
+    A source is pickled into worker processes, and opens nothing before its first read.
+    """
 
-    def __init__(self, manifest: Manifest, read_delay_s: float = 0.0) -> None:
-        self.manifest = manifest
+    noun: str  # of a sample, in messages
+
+    def __init__(self, columns: Manifest, read_delay_s: float = 0.0) -> None:
+        self.columns = columns
         self.read_delay_s = read_delay_s
 
     def __len__(self) -> int:
-        return len(self.manifest)
+        return len(self.columns)
+
+    @abstractmethod
+    def shown(self, sample: int) -> bytes:
+        """Return the place of the sample and its name, as bytes: a name may be no UTF-8."""
 
     def name(self, sample: int) -> str:
-        """Return the absolute path of the sample's file, on one line."""
-        return printable(self.path(sample))
+        """Return what `shown` does as printable text on one line."""
+        return printable(self.shown(sample))
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise UserError when `size` bytes is not what the manifest recorded."""
+        expected = int(self.columns.size[sample])
+        if size != expected:
+            changed = (
+                f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
+            )
+            raise UserError(f"{self.noun} of --data changed size: {changed}; {MEND}")
+
+
+class Folder(StoredSource):
+    """A contracts.FileSource over the files of a manifest: of images, videos or COCO's images."""
+
+    files = True
+    noun = "a file"
 
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the sample's file, in the file system's encoding."""
-        return self.manifest.path(sample)
+        return self.columns.path(sample)
+
+    shown = path
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], absolute paths, each padded with NUL."""
-        return self.manifest.paths(samples)
+        return self.columns.paths(samples)
 
     def read(self, sample: int) -> bytes:
         """Return the file's bytes, `read_delay_s` later than the storage gave them.
@@ -57,63 +86,36 @@ class Folder(Source):
         Raises UserError when the file is gone or its size is not the manifest's, OSError when the storage
         fails.
         """
-        expected = int(self.manifest.size[sample])
+        expected = int(self.columns.size[sample])
         try:
-            # not blocking: a pipe in its place must not stop the run
-            file = os.open(
-                self.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            )
+            with open_bytes(self.path(sample)) as file:
+                # one byte more: a file that grew shows itself
+                data = file.read(expected + 1)
+                if len(data) != expected:
+                    self.check(sample, os.fstat(file.fileno()).st_size)
         except OSError as error:
             if storage.failed(error):
                 raise
             raise changed(self.path(sample), error) from None
-        try:
-            require_regular(os.fstat(file), self.path(sample))
-            # one byte more: a file that grew shows itself
-            data = os.read(file, expected + 1)
-            while len(data) < expected and (
-                piece := os.read(file, expected + 1 - len(data))
-            ):
-                data += piece
-            if len(data) != expected:
-                self.check(sample, os.fstat(file).st_size)
-        finally:
-            os.close(file)
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
         return data
 
-    def check(self, sample: int, size: int) -> None:
-        """Raise UserError when `size` bytes is not what the manifest recorded."""
-        require_size("a file", self.name, self.manifest, sample, size)
-
-
-def require_size(
-    what: str, name: Callable[[int], str], columns: Any, sample: int, size: int
-) -> None:
-    """Raise UserError when `size` bytes is not what the columns recorded of a sample."""
-    expected = int(columns.size[sample])
-    if size != expected:
-        changed = f"{name(sample)} has {size} bytes, the manifest says {expected}"
-        raise UserError(f"{what} of --data changed size: {changed}; {MEND}")
-
 
 def changed(path: bytes, error: OSError) -> UserError:
     """Return the line for a file that was there when it was scanned, and is gone or locked."""
-    how = (
-        "is gone"
-        if isinstance(error, FileNotFoundError)
-        else f"cannot be read any more ({error.strerror})"
-    )
+    how = f"cannot be read any more ({error.strerror})"
+    if isinstance(error, FileNotFoundError):
+        how = "is gone"
+    elif is_no_file(error):
+        how = "is no regular file any more"
     return UserError(f"a file of --data {how}: {printable(path)}; {MEND}")
 
 
 def require_regular(status: os.stat_result, path: bytes) -> None:
     """Raise UserError where a pipe, or another such thing that may be waited for, is in a file's place."""
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(
-            f"a file of --data is no regular file any more: {printable(path)}; {MEND}"
-        )
+        raise changed(path, OSError(errno.EINVAL, NOT_REGULAR))
 
 
 def missing(data: Path, split: str) -> str:
@@ -127,9 +129,7 @@ def missing(data: Path, split: str) -> str:
     try:
         with os.scandir(folder) as found:
             for entry in found:
-                if entry.is_dir() or (
-                    mimetypes.guess_type(entry.name)[0] or ""
-                ).startswith("image/"):
+                if entry.is_dir() or is_media(entry.name, "image"):
                     return ""
                 others = True
     except OSError:
@@ -137,28 +137,35 @@ def missing(data: Path, split: str) -> str:
     return f"class folders in {split}/" if others else ""
 
 
-def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Split:
+def open(
+    data: Path,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    unwanted: Mapping[str, str] | None = None,
+    chosen: bool = False,
+    read_delay_s: float = 0.0,
+    **how: Unpack[Options],
+) -> Split[Images]:
     """Open the images of data/split/<class>/, as dataset.stores.SourceModule says. Raises UserError.
 
     `unwanted` folders, name -> why, are no classes; `chosen`: the others are, by --classes.
     """
-    columns = open_folder(data / split, **how)
+    columns = open_folder(
+        data / split, classes=classes, unwanted=unwanted, chosen=chosen, **how
+    )
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
 def open_folder(
     root: Path,
     *,
-    cache: Path,
     classes: Sequence[str] | None = None,
     unwanted: Mapping[str, str] | None = None,
     chosen: bool = False,
-    rescan: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    workers: int = 0,
-    progress: Progress | None = None,
+    **how: Unpack[Options],
 ) -> Images:
-    """Return the columns of root/<class>/**/*, from `cache` when no folder has changed since.
+    """Return the columns of root/<class>/**/*, from the cache when no folder has changed since.
 
     The classes are the sorted names of the folders that hold an image; the rest is as in
     dataset.images.scan.open_images. Raises UserError.
@@ -170,14 +177,10 @@ def open_folder(
             f"images are expected in {root}/<class>/"
         )
 
-    def list_files(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        file_tree.remember(visits, os.fsencode(real))
-        labels = file_tree.labels(
-            real, classes, visits, rejects, unwanted=unwanted, chosen=chosen
-        )
-        file_tree.list_files(real, labels, made, visits, rejects, say)
+    def list_files(scan: Scan) -> dict[str, int]:
+        scan.remember("")
+        labels = file_tree.labels(scan, classes, unwanted=unwanted, chosen=chosen)
+        file_tree.list_files(scan, labels)
         return labels
 
     return open_images(
@@ -187,9 +190,5 @@ def open_folder(
         key=[*sorted(unwanted or ()), *["/"] * chosen],
         where=f"{real}/<class>/",
         classes=classes,
-        cache=cache,
-        rescan=rescan,
-        max_pixels=max_pixels,
-        workers=workers,
-        progress=progress,
+        **how,
     )

@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from saturate.contracts import Array, Split, UserError
-from saturate.dataset.images.columns import Unread
+from saturate.dataset.images.columns import Images, Unread
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree, lists
 from saturate.dataset.scan.byte_ranges import Files
-from saturate.dataset.scan.cache import Progress
+from saturate.dataset.scan.cache import Options
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.label_sets import taken_apart
 from saturate.dataset.scan.lists import VERSION, Grammar, Labels, List, class_names
-from saturate.dataset.scan.manifest import FILE_LIST, Rejects, file_list
+from saturate.dataset.scan.manifest import FILE_LIST, file_list
 from saturate.dataset.stores.folder import Folder
 from saturate.system.user_files import open_bytes
 
@@ -43,14 +44,13 @@ class Listed(Folder):
 
         One whose header could not be read has no bytes, so that no decoder takes it: it is masked and named.
         """
-        columns = self.manifest
-        if not isinstance(columns, Unread):
-            return super().read(sample)
-        if not columns.height[sample]:
-            with open_bytes(self.path(sample)) as file:
-                return file.read()
-        if not columns.components[sample]:
-            return b""
+        columns = self.columns
+        if isinstance(columns, Unread):
+            if not columns.height[sample]:
+                with open_bytes(self.path(sample)) as file:
+                    return file.read()
+            if not columns.components[sample]:
+                return b""
         return super().read(sample)
 
 
@@ -73,8 +73,8 @@ def open(
     unread: bool = False,
     sets: bool = False,
     separator: str | None = None,
-    **how: Any,
-) -> Split:
+    **how: Unpack[Options],
+) -> Split[Images]:
     """Open the images of data/<split>.csv, as dataset.stores.SourceModule says, in the order of its lines.
 
     Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie.
@@ -92,15 +92,13 @@ def open(
     named = class_names(folder, data, data / "train")
     of_scan = None if sets else classes
 
-    def list_files(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        file_tree.remember_paths(visits, root, [path])
-        labels = _write_file_list(listed, root, made, rejects, say)
+    def list_files(scan: Scan) -> dict[str, int]:
+        scan.remember(path)
+        labels = _write_file_list(listed, scan)
         used, class_of, _ = labels.classes(of_scan, None if sets else named)
-        _renumber(made, class_of)
+        _renumber(scan.made, class_of)
         if not unread:
-            file_tree.remember_folders(visits, root, _folders(made))
+            scan.remember_folders(_names(scan.made))
         return {name: label for label, name in enumerate(used)}
 
     columns = open_images(
@@ -122,25 +120,16 @@ def open(
     return taken_apart(opened, classes, named, separator) if sets else opened
 
 
-def _write_file_list(
-    listed: List,
-    root: Path,
-    made: Path,
-    rejects: Rejects,
-    say: Progress,
-) -> Labels:
+def _write_file_list(listed: List, scan: Scan) -> Labels:
     """Write made/file_list.*, and return its labels, by whose numbers they stand there. Raises UserError."""
-    heading = listed.heading(lambda name: os.path.isfile(root / listed.in_form(name)))
-    if heading:
-        what = f"line 1 is a heading: {heading}"
-        rejects(os.fsencode(listed.path), what, is_mistake=False)
+    heading = listed.heading(scan)
     pieces: Pieces = _pieces
     if listed.path.stat().st_size >= LARGE and _is_plain(listed):
         pieces = _pieces_by_arrow
     try:
-        labels = _write_pieces(pieces, listed, bool(heading), root, made, say)
+        labels = _write_pieces(pieces, listed, heading, scan)
     except NotPlain:
-        labels = _write_pieces(_pieces, listed, bool(heading), root, made, say)
+        labels = _write_pieces(_pieces, listed, heading, scan)
     if not labels.number_of:
         raise listed.without_rows()
     return labels
@@ -157,16 +146,13 @@ class NotPlain(Exception):
 
 
 def _write_pieces(
-    pieces: Pieces,
-    listed: List,
-    has_heading: bool,
-    root: Path,
-    made: Path,
-    say: Progress,
+    pieces: Pieces, listed: List, has_heading: bool, scan: Scan
 ) -> Labels:
     labels = Labels(listed)
-    below = os.fsencode(f"{root}/")
-    with file_tree.FileList(made) as files:
+    below = os.fsencode(f"{scan.root}/")
+
+    def meant() -> Iterator[tuple[list[bytes], Array]]:
+        total = 0
         for names, numbers in pieces(listed, labels, has_heading):
             # one search in all of them, since there may be millions
             lines = b"\n" + b"\n".join(names)
@@ -174,8 +160,11 @@ def _write_pieces(
                 names = [name.removeprefix(below).removeprefix(b"./") for name in names]
             if listed.form:
                 names = [os.fsencode(listed.in_form(os.fsdecode(one))) for one in names]
-            files.add(names, numbers)
-            say(files.total, 0, "reading the list")
+            yield names, numbers
+            total += len(names)
+            scan.say(total, 0, "reading the list")
+
+    file_tree.write_file_list(scan.made, meant())
     return labels
 
 
@@ -245,17 +234,14 @@ def _pieces_by_arrow(
         raise NotPlain from error
 
 
-def _folders(made: Path) -> set[bytes]:
-    """Return the folders of the files in made/file_list.*."""
+def _names(made: Path) -> Iterator[bytes]:
+    """Yield the names in made/file_list.*."""
     paths, offsets, _ = file_list(made)
-    found = set[bytes]()
     for first in range(0, len(offsets) - 1, PIECE):
         ends = offsets[first : first + PIECE + 1]
         blob = paths[ends[0] : ends[-1]].tobytes()
-        found |= file_tree.folders_of(
-            [blob[a:b] for a, b in pairwise((ends - ends[0]).tolist())]
-        )
-    return found
+        for begin, end in pairwise((ends - ends[0]).tolist()):
+            yield blob[begin:end]
 
 
 def _renumber(made: Path, class_of: Array) -> None:

@@ -16,15 +16,17 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
 from saturate.contracts import Array, Split, UserError, counted
+from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
-from saturate.dataset.scan.byte_ranges import ReadAt
-from saturate.dataset.scan.cache import Progress
+from saturate.dataset.scan.byte_ranges import Entries, ReadAt
+from saturate.dataset.scan.cache import Options
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import Rejected, Rejects, printable
 from saturate.dataset.stores.entries import EntrySource
 from saturate.system import processes, storage
@@ -63,7 +65,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Store:
+class Store(Entries):
     """The values of an LMDB: dataset.scan.byte_ranges.Entries, by key.
 
     For many processes and threads; pickled as its path and its state.
@@ -176,10 +178,6 @@ class Store:
         """Return the path of the store, and the key."""
         return os.fsencode(self.path) + b":" + key
 
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        """Add the file of the store."""
-        file_tree.remember_paths(visits, self.path.parent, [Path(self.file)])
-
     def names(self) -> list[bytes]:
         """Return the keys of samples, in the order of their bytes; all pages of keys are read. Raises UserError."""
 
@@ -200,14 +198,13 @@ class Store:
         Raises UserError that says so, and what `read` raises.
         """
 
-        def work(_: None) -> tuple[tuple[int, ...] | None, T]:
+        def work() -> tuple[T, tuple[int, ...] | None]:
             # LMDB says there which of its assertions has failed
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            answer = read(self)
-            return self._state, answer
+            return read(self), self._state
 
         try:
-            self._state, answer = processes.apart(work, None)
+            answer, self._state = processes.apart(work)
         except BrokenProcessPool:
             raise self._damaged(
                 "the system has ended the process that read it, or memory was short"
@@ -227,7 +224,7 @@ class Store:
 class LmdbSource(EntrySource):
     """A contracts.Source of values, by the names in columns."""
 
-    def __init__(self, columns: Any, store: Store, read_delay_s: float) -> None:
+    def __init__(self, columns: Images, store: Store, read_delay_s: float) -> None:
         super().__init__(columns, read_delay_s)
         self.store = store
 
@@ -252,8 +249,8 @@ def open(
     classes: Sequence[str] | None = None,
     read_delay_s: float = 0.0,
     labels: str | None = None,
-    **how: Any,
-) -> Split:
+    **how: Unpack[Options],
+) -> Split[Images]:
     """Open the images of data/<split>.lmdb, as dataset.stores.SourceModule says.
 
     With `labels`, PREFIX, keys are class/name even where the store has its own list. Raises UserError.
@@ -261,16 +258,13 @@ def open(
     real = Path(os.path.realpath(data))
     path = real / f"{split}.lmdb"
     store = storage.in_scan(partial(Store, path), lambda: str(path))
-    own = labels is None and store.apart(_has_own_list)
+    own = labels is None and store.apart(lambda store: _own_list(store) is not None)
     labelled = partial(_by_own_list if own else _by_prefix, store)
-    file = Path(store.file)
 
-    def list_files(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        file_tree.remember_paths(visits, real, [file])
-        names, numbers, label_of = labelled(classes, rejects)
-        file_tree.write_file_list(names, made, numbers)
+    def list_files(scan: Scan) -> dict[str, int]:
+        scan.remember(store.file)
+        names, numbers, label_of = labelled(classes, scan.rejects)
+        file_tree.write_file_list(scan.made, [(names, numbers)])
         return label_of
 
     columns = open_images(
@@ -287,11 +281,6 @@ def open(
         pass  # to see that nothing has written to it meanwhile
     store.close()
     return Split(columns=columns, source=LmdbSource(columns, store, read_delay_s))
-
-
-def _has_own_list(store: Store) -> bool:
-    """Whether a store has a list of its samples. Raises UserError."""
-    return _own_list(store) is not None
 
 
 def _own_list(store: Store) -> list[bytes] | None:

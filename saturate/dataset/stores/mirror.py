@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,6 @@ from saturate.system.urls import ready
 from saturate.system.user_files import below, create, is_foreign
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 LAST = "last.pt"
 State = dict[str, tuple[int, int, int]]
@@ -53,12 +53,6 @@ def mirrored(
     mirror.end()
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a name below the URL may be a run's file: no mark of a folder, as consoles of buckets make them, and
-    none that is hidden or could lead out of the run's folder."""
-    return not is_foreign(name)
-
-
 @dataclass(kw_only=True)
 class Mirror:
     """A run's `folder`, and the `url` to which what is new there is uploaded."""
@@ -77,13 +71,14 @@ class Mirror:
         """Claim the URL for a run that `trains`, and fetch what is there. Raises UserError."""
         try:
             if not resuming:
-                self._apart(self._require_empty, None)
+                self._apart(self._require_empty)
             if trains:
-                self.held = self._apart(self._claim, resuming)
+                take = partial(claim.take, self.url, self.folder, resuming=resuming)
+                self.held = self._apart(take)
                 # at once: a fetch may take minutes
                 work = partial(claim.renew, self.url, self.held)
                 self._renewing = processes.Beside(work)
-            if self._apart(self._fetch, None) or not trains:
+            if self._apart(self._fetch) or not trains:
                 self.same = self._state()
         except BaseException as error:
             if self._renewing is not None:
@@ -103,7 +98,7 @@ class Mirror:
                 # of before the upload: a file may grow meanwhile
                 state = self._state()
                 if state != self.same or (last and self.held is not None):
-                    self._apart(self._upload, (state, last))
+                    self._apart(partial(self._upload, state, last))
             except OSError as error:
                 fault = self._failed("written", error)
                 if self._hurry.said:
@@ -129,29 +124,28 @@ class Mirror:
         said = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
         return storage.StorageFault(f"{said}; {self.folder} stays as it is")
 
-    def _apart(self, work: Callable[[T], R], item: T) -> R:
-        """Return work(item), of a process of its own that is watched. Raises what it raises, and OSError."""
+    def _apart(self, work: Callable[[], T]) -> T:
+        """Return work(), of a process of its own that is watched. Raises what it raises, and OSError."""
 
-        def watched(item: T) -> R:
+        def watched() -> T:
             with remote.watched(self.url, self._hurry):
-                return work(item)
+                return work()
 
-        return remote.apart(watched, item)
+        return remote.apart(watched)
 
     # -- in that process -------------------------------------------------------
 
-    def _require_empty(self, _: None) -> None:
+    def _require_empty(self) -> None:
         if self._names():
             remedy = "continue it with --resume auto, or name another"
             raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
 
-    def _claim(self, resuming: bool) -> claim.Claim:
-        return claim.take(self.url, self.folder, resuming=resuming)
-
     def _names(self) -> list[str]:
-        return [name for name in claim.names(self.url) if _is_ours(name)]
+        """Return the names below the URL that may be files of a run: no mark of a folder, as consoles of buckets make
+        them, and none that is hidden or could lead out of the run's folder."""
+        return [name for name in claim.names(self.url) if not is_foreign(name)]
 
-    def _fetch(self, _: None) -> bool:
+    def _fetch(self) -> bool:
         """Put the files of the URL in the place of the folder's, which are moved aside; return False where there
         are none, or the folder's last.pt has come as far."""
         names = self._names()
@@ -201,21 +195,17 @@ class Mirror:
 
     def _move_aside(self) -> None:
         """Keep what the folder has beside it: it may be what no upload has."""
-        paths = [path for path in self.folder.iterdir() if path.name[:1] != "."]
+        paths = [*self.folder.glob("[!.]*")]
         if not paths:
             return
-        beside = [
-            self.folder.with_name(f"{self.folder.name}.before-{n}")
-            for n in range(1, 1000)
-        ]
-        aside = next(path for path in beside if not path.exists())
+        beside = (f"{self.folder}.before-{n}" for n in count(1))
+        aside = next(path for path in map(Path, beside) if not path.exists())
         storage.keep_aside(aside, paths, [])
         storage.say(
             f"--output {masked(self.url)} is fetched; what {self.folder} had is in {aside}"
         )
 
-    def _upload(self, what: tuple[State, bool]) -> None:
-        state, last = what
+    def _upload(self, state: State, last: bool) -> None:
         if self.held is not None:
             claim.require_held(self.url, self.held)
         for name in state:
@@ -235,13 +225,14 @@ class Mirror:
 
     def _put(self, name: str, path: Path) -> None:
         # a bucket has an object once it is whole; on a disk a copy that breaks off would be in place of the last one
-        new = name
-        if self.url.startswith("file:"):
-            folder, slash, last = name.rpartition("/")
-            new = f"{folder}{slash}.{last}.part"
-        self._tried(name, "put_file", str(path), f"{self.url}/{new}")
-        if new != name:
-            self._tried(name, "mv", f"{self.url}/{new}", f"{self.url}/{name}")
+        target = f"{self.url}/{name}"
+        if not self.url.startswith("file:"):
+            self._tried(name, "put_file", str(path), target)
+            return
+        folder, _, last = target.rpartition("/")
+        part = f"{folder}/.{last}.part"
+        self._tried(name, "put_file", str(path), part)
+        self._tried(name, "mv", part, target)
 
     def _tried(self, name: str, method: str, *places: str) -> None:
         """Call a method of fsspec's file system for a file."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from saturate.contracts import Source
 from saturate.dataset.stores import remote
 from saturate.dataset.stores.disk_cache import Kept
+from saturate.dataset.stores.entries import EntrySource
 
 REMOTE_READS = 16
 """Reads that a worker has under way together where samples lie behind URLs."""
@@ -16,15 +18,15 @@ LOCAL_READS = 8
 
 
 def read_ahead(
-    source: Any, threads: int | None, cache_dir: Path | None, cache_gib: float
+    source: Source, threads: int | None, cache_dir: Path | None, cache_gib: float
 ) -> bool:
     """Tell a source how many reads a worker has under way, and where it keeps what came from far away.
 
     Returns whether it comes from far away. Raises UserError where the folder cannot be written.
     """
-    if not hasattr(source, "reads_at_once"):
+    if not isinstance(source, EntrySource):
         return False
-    far: bool = source.remote
+    far = source.remote
     source.reads_at_once = threads or (REMOTE_READS if far else LOCAL_READS)
     source.alone_while_fast = not far and threads is None
     if source.alone_while_fast and source.read_delay_s:
@@ -50,9 +52,9 @@ def told_of_size(
     )
 
 
-def told_of_latency(source: Any) -> str:
+def told_of_latency(source: Source) -> str:
     """Return a line that says how fast reads from far away can be. Raises UserError and OSError."""
-    latency_s = remote.apart(_latency_s, source)
+    latency_s = remote.apart(partial(_latency_s, source))
     return (
         f"a read of the data takes {latency_s * 1e3:.0f} ms, so {source.reads_at_once} at once give at most "
         f"{source.reads_at_once / latency_s:,.0f} images/s a worker (rate = reads in flight / latency); "
@@ -60,9 +62,10 @@ def told_of_latency(source: Any) -> str:
     )
 
 
-def _latency_s(source: Any) -> float:
+def _latency_s(source: Source) -> float:
     """Return the seconds of a read: the least of three, of which the first connects."""
-    source.kept = None  # in this process alone
+    if isinstance(source, EntrySource):
+        source.kept = None  # in this process alone
     times = []
     for sample in range(min(3, len(source))):
         began = time.perf_counter()

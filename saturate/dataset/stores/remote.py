@@ -30,7 +30,6 @@ from saturate.dataset.scan.manifest import Rejected, is_url, masked
 from saturate.system import processes, storage, urls
 
 T = TypeVar("T")
-R = TypeVar("R")
 ReadAt = Callable[[int, int], bytes]
 """(place, length) -> so many bytes; dataset.scan.byte_ranges has the same type, and imports this module."""
 
@@ -366,11 +365,11 @@ def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
         return list(threads.map(head_or_none, urls))
 
 
-def apart(work: Callable[[T], R], item: T) -> R:
-    """Return processes.apart(work, item): this process may fork later. Raises OSError also where that process was
+def apart(work: Callable[[], T]) -> T:
+    """Return processes.apart(work): this process may fork later. Raises OSError also where that process was
     ended, as by `watched`."""
     try:
-        return processes.apart(work, item)
+        return processes.apart(work)
     except BrokenProcessPool:
         raise OSError(errno.ETIMEDOUT, "no answer, and its process was ended") from None
 

@@ -16,14 +16,13 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
@@ -32,12 +31,12 @@ from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
 from saturate.dataset.scan import names as named
-from saturate.dataset.scan.byte_ranges import RangeFile, ReadAt, unreadable
-from saturate.dataset.scan.cache import Progress, reading
+from saturate.dataset.scan.byte_ranges import Entries, RangeFile, ReadAt, unreadable
+from saturate.dataset.scan.cache import Options, reading
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.lists import Grammar, Labels, class_names
 from saturate.dataset.scan.manifest import (
     Rejected,
-    Rejects,
     is_url,
     masked,
     printable,
@@ -132,17 +131,35 @@ class ShardList:
                 yield read_at
             return
         path = self.path(shard)
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise unreadable(path, error) from None
-        try:
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(open_bytes(path)).fileno()
+            except OSError as error:
+                raise unreadable(path, error) from None
             status = os.fstat(file)
             if (status.st_size, status.st_mtime_ns) != version:
                 raise Rejected("its shard has changed since it was scanned")
             yield lambda offset, length: os.pread(file, length, offset)
-        finally:
-            os.close(file)
+
+    @contextmanager
+    def opened_entry(
+        self, shard: int, begin: int, size: int
+    ) -> Iterator[tuple[int, ReadAt]]:
+        """Open an entry by its place: its size, and what reads a range of it. Raises what `opened` does."""
+        with self.opened(shard) as read_at:
+            yield (
+                size,
+                lambda offset, length: read_at(
+                    begin + offset, max(min(length, size - offset), 0)
+                ),
+            )
+
+    def shown(self, shard: int, name: bytes) -> bytes:
+        """Return the path or URL of a shard, and the name of its entry."""
+        path = self.path(shard)
+        # a name may begin with its shard, where names alone are not one each
+        base = path.rpartition(b"/")[2] + b"/"
+        return path + b":" + name.removeprefix(base)
 
 
 def urls_of(folder: Path) -> dict[str, str]:
@@ -173,13 +190,9 @@ def urls_of(folder: Path) -> dict[str, str]:
 class ShardImages(Images):
     """n images with a label, and where each lies. Their fingerprint is that of the same images as files."""
 
-    VERSION: ClassVar[str] = f"{Images.VERSION} in shards 1"
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
-        **Images.COLUMNS,
-        "shard": np.dtype("i4"),
-        "offset": np.dtype("i8"),
-    }
-    EXTRA: ClassVar[tuple[str, ...]] = ("shard", "offset")
+    VERSION = f"{Images.VERSION} in shards 1"
+    COLUMNS = Images.COLUMNS | {"shard": "i4", "offset": "i8"}
+    EXTRA = ("shard", "offset")
 
     shard: Array  # int32 [n], its number in the ShardList
     offset: Array  # int64 [n], of the entry's first byte in its shard
@@ -188,8 +201,10 @@ class ShardImages(Images):
 class ShardSource(EntrySource):
     """A contracts.Source of images in shards."""
 
+    columns: ShardImages
+
     def __init__(
-        self, columns: Any, shards: ShardList, read_delay_s: float = 0.0
+        self, columns: ShardImages, shards: ShardList, read_delay_s: float = 0.0
     ) -> None:
         super().__init__(columns, read_delay_s)
         self.shards = shards
@@ -197,35 +212,26 @@ class ShardSource(EntrySource):
 
     def shown(self, sample: int) -> bytes:
         """Return the path or URL of the sample's shard, and the sample's name."""
-        shard = self.shards.path(int(self.columns.shard[sample]))
-        name: bytes = self.columns.entry(sample)
-        # a name may begin with its shard, where names alone are not one each
-        base = shard.rpartition(b"/")[2] + b"/"
-        return shard + b":" + name.removeprefix(base)
+        shard = int(self.columns.shard[sample])
+        return self.shards.shown(shard, self.columns.entry(sample))
 
     def version(self, sample: int) -> bytes:
         """Return what tells the bytes of an entry from others; b"" where a server says too little for that."""
-        columns = self.columns
-        shard = int(columns.shard[sample])
-        place = int(columns.offset[sample]), int(columns.size[sample])
+        shard, *place = self._place(sample)
         if self.shards.versions[shard][1] <= 0:
             return b""
         path = self.shards.path(shard)
         return path + b"?%d-%d-%d-%d" % (*self.shards.versions[shard], *place)
 
-    @contextmanager
-    def open_entry(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+    def open_entry(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
         """Open an image. Raises Rejected where its shard is gone or has changed."""
+        return self.shards.opened_entry(*self._place(sample))
+
+    def _place(self, sample: int) -> tuple[int, int, int]:
         columns = self.columns
-        begin = int(columns.offset[sample])
-        size = int(columns.size[sample])
-        with self.shards.opened(int(columns.shard[sample])) as read_at:
-            yield (
-                size,
-                lambda offset, length: read_at(
-                    begin + offset, max(min(length, size - offset), 0)
-                ),
-            )
+        places = (columns.shard, columns.offset, columns.size)
+        shard, offset, size = (int(column[sample]) for column in places)
+        return shard, offset, size
 
 
 class Entry(NamedTuple):
@@ -260,10 +266,10 @@ Row = tuple[bytes, int, Entry]
 
 
 @dataclass(eq=False, kw_only=True)
-class _Listing:
+class _Listing(Entries):
     """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
 
-    by_index: ClassVar[bool] = True
+    by_index = True
     grammar: ClassVar[Grammar] = Grammar(
         expected="a label is the number of a class, or its name"
     )
@@ -275,33 +281,32 @@ class _Listing:
     classes: Sequence[str] | None = None
     named: Sequence[str] | None = None
     listed: bool = False
+    # of each image its name, and int64 [n, 3]: its shard, first byte and bytes
+    _names: Sequence[bytes] = ()
+    _places: Array = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     # of a process that reads URLs: a shard, the place in it of some bytes, and these
     _held: tuple[int, int, bytes] = (-1, 0, b"")
 
-    @property
-    def remote(self) -> bool:
-        """Whether the shards lie behind URLs."""
-        return bool(self.shards.urls)
+    def __post_init__(self) -> None:
+        self.remote = bool(self.shards.urls)
 
     @contextmanager
     def opened(self, index: Any) -> Iterator[tuple[int, ReadAt]]:
         """Open the entry of that number in the list."""
-        with self._images.open_entry(index) as (size, read_at):
-            near = self.remote and self._is_near(index)
-            yield size, partial(self._ahead, index, size) if near else read_at
+        place, *following = self._places[index : index + 2].tolist()
+        shard, begin, _ = place
+        is_near = self.remote and any(
+            other == shard and 0 < behind - begin < REMOTE_WINDOW // 4
+            for other, behind, _ in following
+        )
+        with self.shards.opened_entry(*place) as (size, read_at):
+            yield size, partial(self._ahead, *place) if is_near else read_at
 
-    def _is_near(self, index: int) -> bool:
-        """Whether the next entry of the list lies little behind this one."""
-        columns = self._images.columns
-        following = columns.offset[index + 1 : index + 2]
-        apart = int(following.sum()) - int(columns.offset[index])
-        same_shard = not np.diff(columns.shard[index : index + 2]).any()
-        return same_shard and 0 < apart < REMOTE_WINDOW // 4
-
-    def _ahead(self, index: int, size: int, offset: int, length: int) -> bytes:
+    def _ahead(
+        self, shard: int, begin: int, size: int, offset: int, length: int
+    ) -> bytes:
         """Return a range of an entry behind a URL; one request brings what the next entries need, too."""
-        shard = int(self._images.columns.shard[index])
-        begin = int(self._images.columns.offset[index]) + offset
+        begin += offset
         length = max(min(length, size - offset), 0)
         held, first, data = self._held
         if held != shard or not first <= begin <= begin + length <= first + len(data):
@@ -312,54 +317,48 @@ class _Listing:
 
     def shown(self, index: Any) -> bytes:
         """Return what rejected.txt calls an entry, or a class."""
-        return index if isinstance(index, bytes) else self._images.shown(index)
+        if isinstance(index, bytes):
+            return index
+        return self.shards.shown(self._places[index, 0], self._names[index])
 
     def wrong(self, line: int, what: str) -> UserError:
         """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
         return UserError(f"--data: {printable(self.shown(line))} {what}")
 
-    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
-        """Add what shows a change of shards."""
-        shards = self.shards
-        file_tree.remember_paths(visits, shards.folder, shards.watched)
-
-    def __call__(
-        self, made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
+    def __call__(self, scan: Scan) -> dict[str, int]:
         """Walk the shards; write made/file_list.* of their images; return {class: label}."""
-        self.remember(visits, [])
-        rows = self.rows(rejects, say)
-        names = [name for name, _, _ in rows]
-        columns: dict[str, Array] = {
-            "shard": np.array([shard for _, shard, _ in rows], np.int32),
-            "offset": np.array([entry.offset for *_, entry in rows], np.int64),
-        }
+        scan.remember(*self.shards.watched)
+        rows = self.rows(scan)
+        names = self._names = [name for name, _, _ in rows]
+        places = [(shard, entry.offset, entry.size) for _, shard, entry in rows]
+        self._places = np.array(places, np.int64).reshape(-1, 3)
         with writing():
-            for name, values in columns.items():
-                np.save(made / f"file_list.{name}.npy", values)
-        sizes = [entry.size for *_, entry in rows]
-        self._images = ShardSource(
-            SimpleNamespace(entry=names.__getitem__, size=sizes, **columns),
-            self.shards,
-        )
+            for column, values in zip(ShardImages.EXTRA, self._places.T, strict=False):
+                np.save(scan.made / f"file_list.{column}.npy", values)
         labels = Labels(self)
         numbers = [labels.number(row[2].label, line) for line, row in enumerate(rows)]
         used: Sequence[str] = ()
         if rows:
             used, class_of, self.listed = labels.classes(self.classes, self.named)
             numbers = class_of[numbers].tolist()
-        file_tree.write_file_list(names, made, numbers)
+        file_tree.write_file_list(scan.made, [(names, numbers)])
         return {name: label for label, name in enumerate(used)}
+
+    @contextmanager
+    def _reading(self, shard: int) -> Iterator[None]:
+        """Raise what reading a shard raises as a UserError that names it."""
+        called = printable(self.shards.path(shard))
+        try:
+            with reading(called):
+                yield
+        except Rejected as why:
+            raise UserError(f"--data: {called}: {why}; start again") from None
 
     def _one(self, shard: int) -> tuple[list[Entry], list[tuple[bytes, str]]]:
         """Return the entries of a shard, and what it has left out. Raises UserError."""
-        path = self.shards.path(shard)
-        called = printable(path)
-        try:
-            with reading(called):
-                return storage.in_scan(partial(self._walked, shard), lambda: called)
-        except Rejected as why:
-            raise UserError(f"--data: {called}: {why}; start again") from None
+        with self._reading(shard):
+            called = printable(self.shards.path(shard))
+            return storage.in_scan(partial(self._walked, shard), lambda: called)
 
     def _walked(self, number: int) -> tuple[list[Entry], list[tuple[bytes, str]]]:
         shards = self.shards
@@ -376,7 +375,7 @@ class _Listing:
             )
             return [*self.kind.walk(shard)], shard.rejects
 
-    def rows(self, rejects: Rejects, say: Progress) -> list[Row]:
+    def rows(self, scan: Scan) -> list[Row]:
         """Walk all shards, and return their images in the order of the names. Raises UserError.
 
         Where an image has no name, or two have the same and other bytes or labels, each is named by its shard,
@@ -400,8 +399,8 @@ class _Listing:
             for shard, (entries, left_out) in enumerate(walked):
                 rows += [(entry.name, shard, entry) for entry in entries]
                 for name, why in left_out:
-                    rejects(shards.path(shard) + b":" + name, why)
-                say(shard + 1, count, "reading shards")
+                    scan.rejects(shards.path(shard) + b":" + name, why)
+                scan.say(shard + 1, count, "reading shards")
         except BrokenProcessPool:
             raise UserError(
                 f"--data: a process that reads the shards of {shards.folder} was killed: {processes.KILLED}; "
@@ -423,12 +422,8 @@ class _Listing:
             alike = (entry.size, entry.label) == (first.size, first.label)
             if entry.row < 0 or not alike:
                 return False
-            try:
-                with reading(self.shards.folder), self.shards.opened(shard) as read_at:
-                    contents.append(read_at(entry.offset, entry.size))
-            except Rejected as why:
-                path = printable(self.shards.path(shard))
-                raise UserError(f"--data: {path}: {why}; start again") from None
+            with self._reading(shard), self.shards.opened(shard) as read_at:
+                contents.append(read_at(entry.offset, entry.size))
         return contents[0] == contents[1]
 
     def _by_shard(self, rows: Sequence[Row]) -> list[Row]:
@@ -478,20 +473,6 @@ class ShardStore:
             f"a folder with {name} shards, train/*{self.ending}, or their URLs in train/shards.txt",
         )
 
-    def _names(self, folder: Path) -> list[str]:
-        """Return the sorted names of the shards in a folder. Raises UserError and OSError."""
-        inside = file_tree.names_below(folder)
-        found = named.shards(inside, self.ending, str(folder))
-        if found:
-            # beside class folders without a shard nothing more is looked at
-            nested = [
-                os.path.relpath(os.path.join(place, name), folder)
-                for place, _, files in os.walk(folder)
-                for name in files
-            ]
-            named.shards(nested, self.ending, str(folder))
-        return found
-
     def _urls(self, data: Path, split: str) -> dict[str, str]:
         """Return name -> URL of the shards that shards.txt names. Raises UserError."""
         return {} if hasattr(self.kind, "find") else urls_of(data / split)
@@ -499,11 +480,23 @@ class ShardStore:
     def _find(self, data: Path, split: str) -> ShardList | None:
         """Return the shards that are files; None where there are none. Raises UserError and OSError."""
 
+        folder = data / split
+
         def find() -> ShardList | None:
             if hasattr(self.kind, "find"):
                 listed: ShardList | None = self.kind.find(data, split)
                 return listed
-            return ShardList.of_files(data / split, self._names(data / split))
+            inside = file_tree.names_below(folder)
+            found = named.shards(inside, self.ending, str(folder))
+            if found:
+                # beside class folders without a shard nothing more is looked at
+                nested = [
+                    os.path.relpath(os.path.join(place, name), folder)
+                    for place, _, files in os.walk(folder)
+                    for name in files
+                ]
+                named.shards(nested, self.ending, str(folder))
+            return ShardList.of_files(folder, found)
 
         return storage.in_scan(find, lambda: str(data))
 
@@ -525,27 +518,6 @@ class ShardStore:
             there = True
         return "" if there else f"{split}/*{self.ending}"
 
-    def _shards(self, data: Path, split: str) -> ShardList:
-        if urls := self._urls(data, split):
-            return ShardList.of_urls(data / split, urls)
-        with reading(data / split):
-            shards = self._find(data, split)
-        if not shards:
-            raise UserError(
-                f"--data {data}: has no {split}/*{self.ending}; it must be {self.HOLDS}"
-            )
-        return shards
-
-    def _prepared(self, shards: ShardList, label_key: str | None = None) -> Any:
-        """Return what the kind's `prepare` does; None without one. Raises UserError."""
-        if not hasattr(self.kind, "prepare"):
-            return None
-        with reading(shards.folder):
-            return storage.in_scan(
-                partial(self.kind.prepare, shards, label_key),
-                lambda: str(shards.folder),
-            )
-
     def open(
         self,
         data: Path,
@@ -554,17 +526,29 @@ class ShardStore:
         classes: Sequence[str] | None = None,
         read_delay_s: float = 0.0,
         labels: str | None = None,
-        rescan: bool = False,
-        **how: Any,
-    ) -> Split:
+        **how: Unpack[Options],
+    ) -> Split[ShardImages]:
         """Open the images of a split, as dataset.stores.SourceModule says.
 
         `labels` is what --label-key says: where a shard has the labels. Raises UserError.
         """
         real = Path(os.path.realpath(data))
-        shards = self._shards(real, split)
-        about = self._prepared(shards, labels)
+        if urls := self._urls(real, split):
+            shards = ShardList.of_urls(real / split, urls)
+        else:
+            with reading(real / split):
+                found = self._find(real, split)
+            if not found:
+                raise UserError(
+                    f"--data {real}: has no {split}/*{self.ending}; it must be {self.HOLDS}"
+                )
+            shards = found
         folder = shards.folder
+        about = None
+        if hasattr(self.kind, "prepare"):
+            prepare = partial(self.kind.prepare, shards, labels)
+            with reading(folder):
+                about = storage.in_scan(prepare, lambda: str(folder))
         named = getattr(about, "classes", None) or class_names(
             folder, real, real / "train"
         )
@@ -576,6 +560,7 @@ class ShardStore:
             classes=classes,
             named=named,
         )
+        how["rescan"] = how.get("rescan", False) or not shards.comparable
         columns = open_images(
             real,
             listing,
@@ -594,7 +579,7 @@ class ShardStore:
             table=ShardImages,
             classes=classes,
             listed=lambda: listing.listed,
-            rescan=rescan or not shards.comparable,
             **how,
         )
+        assert isinstance(columns, ShardImages)
         return Split(columns=columns, source=ShardSource(columns, shards, read_delay_s))

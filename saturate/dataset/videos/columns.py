@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntFlag
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -107,20 +107,18 @@ class Videos(Manifest):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 15"
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
-        "path_bytes": np.dtype("u1"),
-        "path_offsets": np.dtype("i8"),
-        "label": np.dtype("i4"),
-        "file": np.dtype("i8"),
-        "first": np.dtype("i8"),
-        "frames": np.dtype("i8"),
-        **{name: RECORD[name] for name in RECORD.names or ()},
-        "frame_offsets": np.dtype("i8"),
-        "frame_pts": np.dtype("i8"),
-        "frame_keys": np.dtype("?"),
+    VERSION = "videos 15"
+    COLUMNS = Manifest.COLUMNS | {
+        "label": "i4",
+        "file": "i8",
+        "first": "i8",
+        "frames": "i8",
+        **{name: RECORD[name].str for name in RECORD.names or ()},
+        "frame_offsets": "i8",
+        "frame_pts": "i8",
+        "frame_keys": "?",
     }
-    FINGERPRINT: ClassVar[tuple[str, ...]] = (
+    FINGERPRINT = (
         "path_bytes",
         "path_offsets",
         "size",
@@ -129,10 +127,6 @@ class Videos(Manifest):
         "first",
         "frames",
     )
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
-        "path_offsets": ("path_bytes",),
-        "frame_offsets": ("frame_pts", "frame_keys"),
-    }
 
     # By sample, [n]; types and meaning as in RECORD.
     label: Array  # int32, index into classes
@@ -190,7 +184,5 @@ class Videos(Manifest):
         return self.frame_keys[self._frames(sample)]
 
     def _frames(self, sample: int) -> slice:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
         file = self.file[sample]
-        return slice(self.frame_offsets[file], self.frame_offsets[file + 1])
+        return slice(*self.frame_offsets[file : file + 2])

@@ -9,32 +9,33 @@ dataset/scan/lists.py says how lines are split.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from saturate.contracts import Array
+from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.lists import Grammar, Labels, List, class_names
-from saturate.dataset.scan.manifest import Rejects
 
 # seconds; the whole file: 0 to infinity
 SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])
-EXPECTED = (
-    "a line is 'path label' or 'path label start end' (decimal seconds from 0 on, such as 2.5), separated in "
-    "all lines by TABs, semicolons, commas (then quote a path that holds one) or blanks"
+GRAMMAR = Grammar(
+    expected="a line is 'path label' or 'path label start end' (decimal seconds from 0 on, such as 2.5), separated in "
+    "all lines by TABs, semicolons, commas (then quote a path that holds one) or blanks",
+    separators="\t;,",
+    segments=True,
 )
-GRAMMAR = Grammar(expected=EXPECTED, separators="\t;,", segments=True)
 
 
 def read_list(
-    path: Path, classes: Sequence[str] | None, rejects: Rejects
+    path: Path, classes: Sequence[str] | None, scan: Scan
 ) -> tuple[list[bytes], Array, list[str], bool]:
     """Return (files, samples, classes, fixed): each file once, and a SAMPLE for each line, in order.
 
     Files are paths below the list's folder. Paths are relative to the list's folder or absolute. Labels are
     as in dataset.scan.lists.Labels, and `fixed` tells that the list says which classes there are. `classes`
-    fixes the labels, as for folders. A heading goes to `rejects`. Raises UserError that names the line.
+    fixes the labels, as for folders. A heading is rejected. Raises UserError that names the line.
     """
     folder = os.fsencode(path.parent)
     lines = List(path, GRAMMAR)
@@ -42,7 +43,13 @@ def read_list(
     labels = Labels(lines)
     places: dict[bytes, int] = {}
     rows = []
-    for number, text, label, start, end in _lines(lines, rejects):
+    for number, (text, label, *part) in lines.rows(skip=lines.heading(scan)):
+        start, end = map(float, part) if part else (0.0, np.inf)
+        if not start < end:
+            raise lines.wrong(
+                number,
+                f"has a segment that ends at {end:g} s and starts at {start:g} s; the end must lie behind",
+            )
         name = os.fsencode(lines.in_form(text))
         if b"\0" in name:
             raise lines.wrong(number, "has a NUL in its path")
@@ -61,22 +68,3 @@ def read_list(
     samples = np.array(rows, SAMPLE)
     samples["label"] = class_of[samples["label"]]
     return list(places), samples, used, fixed
-
-
-def _lines(
-    lines: List, rejects: Rejects
-) -> Iterator[tuple[int, str, str, float, float]]:
-    """Yield (line number, path, label, start, end) of each line that is not empty."""
-    folder = lines.path.parent
-    heading = lines.heading(lambda name: os.path.isfile(folder / name))
-    if heading:
-        what = f"line 1 is a heading: {heading}"
-        rejects(os.fsencode(lines.path), what, is_mistake=False)
-    for number, (name, label, *part) in lines.rows(skip=bool(heading)):
-        start, end = map(float, part) if part else (0.0, np.inf)
-        if not start < end:
-            raise lines.wrong(
-                number,
-                f"has a segment that ends at {end:g} s and starts at {start:g} s; the end must lie behind",
-            )
-        yield number, name, label, start, end

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
 
+from saturate.contracts import Array
 from saturate.dataset.images.synthetic import SyntheticImages
 
 VIDEO_FRAMES = 300
 
 
-@dataclass(frozen=True)
 class SyntheticVideos(SyntheticImages):
     """SyntheticImages, each of which is a video of ten seconds."""
 
-    first: Any = field(init=False)
-    frames: Any = field(init=False)
-    time_base_num: Any = field(init=False)
-    time_base_den: Any = field(init=False)
+    @property
+    def first(self) -> Array:
+        return self.all_are(0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in (
-            ("first", 0),
-            ("frames", VIDEO_FRAMES),
-            ("time_base_num", 1),
-            ("time_base_den", 30),
-        ):
-            object.__setattr__(
-                self, name, np.broadcast_to(np.int64(value), self.samples)
-            )
+    @property
+    def frames(self) -> Array:
+        return self.all_are(VIDEO_FRAMES)
 
-    def pts(self, sample: int) -> Any:
+    @property
+    def time_base_num(self) -> Array:
+        return self.all_are(1)
+
+    @property
+    def time_base_den(self) -> Array:
+        return self.all_are(30)
+
+    def pts(self, sample: int) -> Array:
         """Return int64 [VIDEO_FRAMES], 30 frames a second."""
         return np.arange(VIDEO_FRAMES)
