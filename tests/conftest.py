@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.disk import unsynced
 from tests.left import left_after
-from tests.schedule import own_schedule
+from tests.own import own_schedule, own_signals
 from tests.sweeps import is_sweep
 
 os.fsync = unsynced
@@ -92,7 +92,7 @@ def started() -> set[Any]:
 def nothing_is_left_running() -> Iterator[None]:
     """What a test leaves running holds the files of this process open, and takes the cores of later tests."""
     before = started()
-    with own_schedule():
+    with own_schedule(), own_signals():
         yield
     left = left_after(LEFT_S, lambda: started() - before)
     for process in {*left} & {*multiprocessing.active_children()}:

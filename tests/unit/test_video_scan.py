@@ -16,7 +16,7 @@ import pytest
 
 from saturate.dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from saturate.dataset.videos.packets import read
-from tests.schedule import own_schedule
+from tests.own import own_schedule
 from tests.unit.clip_kinds import FRAMES, KINDS, STEPS, Made
 from tests.unit.video_files import Video, make, number
 

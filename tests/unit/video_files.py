@@ -23,7 +23,7 @@ from av.stream import Disposition
 from av.video.reformatter import Interpolation
 
 from saturate.contracts import Array
-from tests.schedule import own_schedule
+from tests.own import own_schedule
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder: errors only
 ACCURATE = (
