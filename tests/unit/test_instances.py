@@ -114,6 +114,9 @@ def test_the_synthetic_set_is_like_a_scan_of_coco(keypoints: bool) -> None:
         assert getattr(found, name).dtype == dtype, name
     m = len(found.boxes)
     assert found.annotation_offsets[-1] == m == found.annotations(1999).stop
+    for sample in (-1, 2000):
+        with pytest.raises(IndexError):
+            found.annotations(sample)
     for name in ("annotation_id", "area", "category", "crowd", "usable", "keypoints"):
         assert len(getattr(found, name)) == m, name
     assert found.point_offsets[-1] == len(found.points)

@@ -136,7 +136,9 @@ class Instances(Pictures):
         return replace(self, classes=classes, numbers=numbers)
 
     def annotations(self, sample: int) -> slice:
-        """Return the slice of the annotations that an image has."""
+        """Return the slice of the annotations that an image has. Raises IndexError."""
+        if not 0 <= sample < len(self):  # a slice of the offsets would have no end
+            raise IndexError(f"sample {sample} of {len(self)}")
         return slice(*self.annotation_offsets[sample : sample + 2].tolist())
 
     @cached_property
