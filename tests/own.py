@@ -32,6 +32,6 @@ def own_signals() -> Iterator[None]:
 
 
 def _handlers() -> dict[int, Any]:
-    # PyTorch's DataLoader takes SIGCHLD for good
-    numbers = signal.valid_signals() - {signal.SIGCHLD}
+    # PyTorch's DataLoader takes SIGCHLD for good, and pytest-timeout gives SIGALRM back when a test has failed
+    numbers = signal.valid_signals() - {signal.SIGCHLD, signal.SIGALRM}
     return {number: signal.getsignal(number) for number in numbers}

@@ -215,6 +215,8 @@ class Agent:
         """Fork the trainer. Returns True in there; False in the agent, once the generation is over for it."""
         rank = members.index(self.name)
         agent = os.getpid()
+        # a signal waits until the trainer has its own handlers: this agent's do nothing in there
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with processes.forking():
             self._trainer = os.fork()
         if not self._trainer:
@@ -223,6 +225,7 @@ class Agent:
                 os._exit(ANOTHER_ENDED)
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             global memory
             memory = self.memory
             # what torchrun's agent sets
@@ -233,6 +236,7 @@ class Agent:
                 TORCHELASTIC_RESTART_COUNT=str(self.generation),
             )
             return True
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self._asked:  # just before the fork
             self._pass_on(self._asked, None)
         code = self._watch(members[(rank + 1) % len(members)])

@@ -188,6 +188,33 @@ def test_an_agent_that_was_alone_is_killed_and_started_again(
     other.go_on(0)
 
 
+SLOW_TO_BEGIN = """
+import os, time
+from saturate.engine import unkillable
+fork = os.fork
+def slow_fork():
+    pid = fork()
+    if not pid:
+        time.sleep(1.5)
+    return pid
+os.fork = slow_fork
+unkillable.begin(["--unkillable=1"])
+time.sleep(60)
+"""
+
+
+def test_a_signal_that_comes_while_a_trainer_begins_is_heard(train: Runner) -> None:
+    script = train.cwd / "slow.py"
+    script.write_text(SLOW_TO_BEGIN)
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    agent = train.python(script, env=env)
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+    # the store, then the trainer
+    until(lambda: len(children.read_text().split()) == 2, 120, "a trainer")
+    agent.send(signal.SIGUSR1)
+    assert agent.wait(50) == 143, agent.err
+
+
 def test_what_was_uploaded_is_not_fetched_over_newer_files(
     train: Runner, pictures: Path
 ) -> None:
