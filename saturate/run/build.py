@@ -2,6 +2,7 @@
 
 resolve      settings -> Resolved: what they name is found and checked, before any data is read
 open_data    Resolved -> columns and bytes, of the data of a checkpoint or of other data
+open_files   Resolved and files without classes -> the same of these
 build        Resolved and data -> Assembly: plans, tasks, the network and the feeds of loaders
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 
 from saturate.contracts import Feed, Pixels, Plan, Split, Task
 from saturate.dataset.open import Console, are_files
+from saturate.dataset.unlabelled import Unlabelled, open_unlabelled
 from saturate.dataset.val_split import Trained
 from saturate.engine import memory, precision, schedules
 from saturate.engine.checkpoint import Resume
@@ -177,6 +180,22 @@ def open_data(
     return replace(settings, start=start), splits
 
 
+def open_files(
+    settings: Resolved, named: Path, console: Console, *, flag: str
+) -> Unlabelled:
+    """Open the files without classes that `named`, the value of `flag`, is. Raises UserError."""
+    config = settings.config
+    with console.counting("predict") as progress:
+        return open_unlabelled(
+            named,
+            config.data,
+            content="videos" if settings.kind.medium == "videos" else "images",
+            read_delay_s=config.loading.read_delay_ms / 1e3,
+            progress=progress,
+            flag=flag,
+        )
+
+
 def build(
     settings: Resolved,
     splits: Mapping[str, Split],
@@ -223,9 +242,6 @@ def build(
             world=world,
         )
     heads = kind.building(columns)
-    if start.trained and "classes" in heads:
-        # export checks a file on data that may have other classes: the checkpoint's count stands
-        heads["classes"] = len(start.trained)
     module = start.network(
         settings.registry,
         settings.arch,

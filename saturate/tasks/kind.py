@@ -52,6 +52,11 @@ class Predicting:
     task: Task  # of a validation of it; what its metric returns is what `write` gets
     write: Write
 
+    @property
+    def splits(self) -> Splits:
+        """Return the files in the place of the data to train and to validate on."""
+        return {"train": self.split, "val": self.split}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:

@@ -78,6 +78,7 @@ def test_an_export_whose_data_was_moved_says_what_else_it_is_checked_on(
 ) -> None:
     config = parse(f"--data gone {flags}".split())
     start = Start.of(config, (), {}, path=None, origin="")
-    settings = resolve(start, ProcessWorld(torch.device("cpu")))
-    said = refused(lambda: export.opened(settings, None))
+    world = ProcessWorld(torch.device("cpu"))
+    settings = resolve(start, world)
+    said = refused(lambda: export.assembled(settings, None, world))
     assert said.startswith("--data gone: no such folder") and "--images FOLDER" in said
