@@ -36,7 +36,7 @@ from saturate.engine.checkpoint import Resume
 from saturate.engine.distributed import ProcessWorld
 from saturate.models import Unusable
 from saturate.plan.clips import ClipPlan
-from saturate.report.console import BEYOND_BOXES, Console
+from saturate.report.console import Console
 from saturate.run import _export_check, build
 from saturate.run._export_check import Run, Sample, Verdict
 from saturate.run._preprocessing import FILTERS, Clips, Detections, Images, Preprocessed
@@ -137,7 +137,7 @@ def require_exportable(settings: Resolved) -> Resolved:
         raise UserError(
             f"{origin}: --task {settings.kind.name} is not exported, {known} are"
         )
-    if arch.startswith(BEYOND_BOXES):
+    if not settings.kind.exports:
         raise UserError(
             f"{origin}: --arch {arch} is not exported: a file has boxes, and neither masks nor keypoints"
         )

@@ -126,6 +126,7 @@ class TaskKind(ABC):
     # settings that it reads beside those whose facts name it, or no task
     also: ClassVar[tuple[str, ...]] = ()
     loss_parts: ClassVar[bool] = False  # Task.parts names parts of the loss
+    exports: ClassVar[bool] = False  # by saturate/run/export.py, which knows how
     # what --predict is not for, where that is not the whole task
     unpredicted: ClassVar[str] = ""
     # a checkpoint names what its outputs stand for
