@@ -23,7 +23,7 @@ SOURCES = {
     "tar": "saturate.dataset.stores.tar",
     "arrow": "saturate.dataset.stores.arrow",
 }
-"""--source -> module: a SourceModule, or what dataset.stores.shards.ShardStore makes one of, with `walk`.
+"""--source -> module: a SourceModule, or one whose `KIND` dataset.stores.shards.ShardStore makes one of.
 
 Where --source auto finds nothing, the first one says what is missing.
 """
@@ -64,12 +64,12 @@ def source_named(name: str) -> Any:
             f"--source got '{name}', which is unknown; known: {', '.join(['auto', *SOURCES])}"
         )
     module = import_module(SOURCES[name])
-    if not hasattr(module, "walk"):
+    if not hasattr(module, "KIND"):
         return module
     # here, since it imports files of this folder
     from saturate.dataset.stores.shards import ShardStore
 
-    return ShardStore(name, module)
+    return ShardStore(name, module.KIND)
 
 
 def choose_source(name: str, data: Path, split: str) -> str:

@@ -20,14 +20,11 @@ from saturate.contracts import Array, UserError
 from saturate.dataset.scan.file_tree import names_below
 from saturate.dataset.scan.lists import require_once
 from saturate.dataset.scan.manifest import printable
-from saturate.dataset.stores.shards import Entry, Shard, ShardList
+from saturate.dataset.stores.shards import Entry, Shard, ShardKind, ShardList
 from saturate.system import storage
 from saturate.system.user_files import read_text
 
 ENDING = ".arrow"
-HOLDS = "a folder that datasets.save_to_disk wrote, one with train/*.arrow, or one of datasets' cache"
-MAPPED = True
-"""`walk` maps its shard into memory: ShardStore then walks it in a process of its own."""
 ALIASES = {"val": ("validation", "val", "test")}
 """Our name of a split -> the names that datasets may give it; the first one that is there is taken."""
 ABOUT = ("state.json", "dataset_info.json")
@@ -373,3 +370,13 @@ def _names(column: Any, binary: bool) -> list[bytes]:
         return [b""] * len(column)
     paths = column.field(place).cast("large_binary").to_pylist()
     return [path if path and b"\0" not in path else b"" for path in paths]
+
+
+KIND = ShardKind(
+    ending=ENDING,
+    walk=walk,
+    holds="a folder that datasets.save_to_disk wrote, one with train/*.arrow, or one of datasets' cache",
+    mapped=True,
+    find=find,
+    prepare=prepare,
+)
