@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.images.columns import Images, as_shown, told_of_exif
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.scan import lists, names
-from saturate.dataset.scan.cache import Progress
+from saturate.dataset.scan.cache import Options, Progress
 from saturate.dataset.scan.file_tree import is_folder
 from saturate.dataset.stores import choose_source, source_named, what_holds
 from saturate.dataset.stores.bucket import local
@@ -501,12 +501,14 @@ def _open_annotated(
     root: Path,
     split: Literal["train", "val"],
     *,
+    keypoints: bool,
+    exif: str,
     read_delay_s: float,
     classes: tuple[str, ...] | None = None,
-    **how: Any,
+    **how: Unpack[Options],
 ) -> Split:
     """Open images with boxes: the annotations are a file, and so is each image."""
-    columns = open_coco(root, split, **how)
+    columns = open_coco(root, split, keypoints=keypoints, exif=exif, **how)
     # validation may have some of training's categories
     if classes is not None and columns.classes != classes:
         training = ModelClasses(names=classes, origin="the training set")
@@ -515,12 +517,18 @@ def _open_annotated(
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
-def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
+def _open_videos(
+    data: Path,
+    *,
+    read_delay_s: float,
+    classes: Sequence[str] | None = None,
+    **how: Unpack[Options],
+) -> Split:
     from saturate.dataset.videos.scan import (
         open_videos,  # with PyAV, which images do without
     )
 
-    columns = open_videos(data, **how)
+    columns = open_videos(data, classes=classes, **how)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 

@@ -36,8 +36,8 @@ class Phases:
         self._waiting: deque[tuple[Marks, dict[str, float]]] = deque()
         # the last mark that was read, at which the next phase begins
         self._last: Any = None
-        self._spans: deque[tuple[str, Any, Any]] = deque()
-        self._spare: list[Any] = []
+        self._spans: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._spare: list[torch.cuda.Event] = []
         self._totals: dict[str, float] = {}
         self._current: dict[str, float] = {}
         self._done: list[dict[str, float]] = []
@@ -58,7 +58,7 @@ class Phases:
         event.record(self._stream)
         self._marks.append((name, event))
 
-    def span(self, name: str, start: Any, end: Any) -> None:
+    def span(self, name: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
         """Add the time between two timed events of another stream, such as a transfer."""
         self._spans.append((name, start, end))
 

@@ -329,7 +329,7 @@ def _content(path: Path) -> bytes:
     return _known[path]
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return `value` as JSON has it: NumPy scalars as Python's, paths as text, texts as UTF-8.
 
     What is not finite becomes 'nan', 'inf' or '-inf', which float() reads.

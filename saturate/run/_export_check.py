@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -108,7 +108,9 @@ def logits_of(outputs: torch.Tensor, split: Split, row: Rows) -> list[Array]:
     return [outputs[0].float().numpy()]
 
 
-def detections_of(outputs: Any, split: Split, row: Rows) -> list[Array]:
+def detections_of(
+    outputs: Sequence[dict[str, torch.Tensor]], split: Split, row: Rows
+) -> list[Array]:
     """Return boxes [N, 4] in pixels of the image, labels and scores [N]."""
     (found,) = outputs
     boxes, labels, scores = (

@@ -36,6 +36,7 @@ from saturate.engine.checkpoint import Resume
 from saturate.engine.distributed import ProcessWorld
 from saturate.models import Unusable
 from saturate.plan.clips import ClipPlan
+from saturate.plan.epoch import EpochPlan
 from saturate.report.console import Console
 from saturate.run import _export_check, build
 from saturate.run._export_check import Run, Sample, Verdict
@@ -94,7 +95,8 @@ def load(
     exported = EXPORTED[settings.kind.name]
     assembly = assembled(settings, images, world)
     settings, network = assembly.settings, assembly.module.eval()
-    plan: Any = assembly.val_plan
+    plan = assembly.val_plan
+    assert isinstance(plan, EpochPlan)
     pixels = {
         "mean": settings.native.mean,
         "std": settings.native.std,

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +22,9 @@ class Parser(argparse.ArgumentParser):
         )
         self.register("type", Path, _local)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(
+        self, args: Iterable[str] | None = None, namespace: object = None
+    ) -> Any:
         """Return the options of a command line, whose URLs have no secrets."""
         words = sys.argv[1:] if args is None else args
         return super().parse_args([*map(taken, words)], namespace)

@@ -241,8 +241,8 @@ class DetectionKind(TaskKind):
         self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[DetectionPlan, DetectionPlan]:
         policies = detection_policies(self.augmentation, self.detection, native)
-        keep_empty = self.detection.keep_empty
-        return batching.pair(DetectionPlan, splits, *policies, keep_empty=keep_empty)
+        plan = partial(DetectionPlan, keep_empty=self.detection.keep_empty)
+        return batching.pair(plan, splits, *policies)
 
     def used(self, plan: Plan) -> dict[str, Any]:
         assert isinstance(plan, DetectionPlan)

@@ -83,7 +83,7 @@ class Store(Entries):
         self.path = path
         self.file = os.path.realpath(path / "data.mdb" if path.is_dir() else path)
         self._state: tuple[int, ...] | None = None
-        self._held: Any = None  # keeps the environment open
+        self._held: object = None  # keeps the environment open
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}

@@ -336,7 +336,7 @@ class _Listing(Entries):
             self._held = shard, first, data
         return data[begin - first :][:length]
 
-    def shown(self, index: Any) -> bytes:
+    def shown(self, index: bytes | int) -> bytes:
         """Return what rejected.txt calls an entry, or a class."""
         if isinstance(index, bytes):
             return index
