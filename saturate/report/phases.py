@@ -12,7 +12,7 @@ import torch
 
 Marks = list[tuple[str, Any]]
 """Phases and when they ended: a CUDA event, or seconds."""
-INTERRUPTED = "interrupted"
+NO_PHASE = "interrupted"
 """Ends a time that belongs to no phase."""
 
 
@@ -77,7 +77,7 @@ class Phases:
         """Leave out the time since the last mark: it belongs to no phase. What comes next is waiting for
         data.
         """
-        self.mark(INTERRUPTED)
+        self.mark(NO_PHASE)
 
     def read(self) -> dict[str, float]:
         """Return mean milliseconds a step of each phase since the last read, of the steps that the device has
@@ -116,7 +116,7 @@ class Phases:
         self._last = end
         if start is None:  # the first mark of all only begins
             return
-        if name != INTERRUPTED:
+        if name != NO_PHASE:
             self._add(
                 name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3
             )

@@ -14,7 +14,7 @@ from saturate.dataset.open import Console, Content, open_splits
 from saturate.dataset.val_split import Trained
 from saturate.loaders import Medium, default_loader, of_medium
 from saturate.models import Native, Registry
-from saturate.settings.config import FACTS, Config
+from saturate.settings.config import FACTS_OF, Config
 from saturate.settings.data import Data
 
 if TYPE_CHECKING:
@@ -219,5 +219,5 @@ class TaskKind(ABC):
 
     def reads(self, setting: str) -> bool:
         """Return whether a setting means anything to this task."""
-        tasks = FACTS[setting].tasks
+        tasks = FACTS_OF[setting].tasks
         return not tasks or self.name in tasks or setting in self.also
