@@ -22,6 +22,7 @@ from saturate.dataset.scan.lists import require_once
 from saturate.dataset.scan.manifest import printable
 from saturate.dataset.stores.shards import Entry, Shard, ShardKind, ShardList
 from saturate.system import storage
+from saturate.system.programs import program
 from saturate.system.user_files import read_text
 
 if TYPE_CHECKING:
@@ -341,8 +342,8 @@ def _entries(
     for row, (is_there, begin, size, name, label) in enumerate(rows, first):
         if not is_there and name:
             raise UserError(
-                f"--data: {path}:row {row} has a path, {printable(name)}, and no bytes: python -m "
-                "scripts.pack TO --from FOLDER packs the files themselves"
+                f"--data: {path}:row {row} has a path, {printable(name)}, and no bytes: "
+                f"{program('pack')} TO --from FOLDER packs the files themselves"
             )
         if not is_there or label is None:
             why = f"no label in the column {schema.label}" if is_there else "no image"
@@ -373,7 +374,7 @@ def _ranges(
     if length and not 0 < begin <= buffer.size - length:
         raise UserError(
             f"--data: {path} is compressed, so that nothing of it can be read by its place; write it again "
-            "without compression, or python -m scripts.pack TO --from the files"
+            f"without compression, or {program('pack')} TO --from the files"
         )
     return begin + offsets[:-1], np.diff(offsets)
 
