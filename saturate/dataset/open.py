@@ -38,7 +38,7 @@ _HOLDS: dict[Content, str] = {
     "instances": _COCO,
     "keypoints": _COCO,
 }
-Open = Callable[..., Split]
+Open = Callable[..., Split[Any]]
 
 
 def holds(content: Content, source: str) -> str:
@@ -141,7 +141,7 @@ def open_splits(
     model: ModelClasses | None = None,
     trained: val_split.Trained | None = None,
     console: Console,
-) -> dict[str, Split]:
+) -> dict[str, Split[Any]]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
     Validation has training's classes. To `evaluate`, val is enough and stands for both; where a training never
@@ -213,7 +213,7 @@ def _shared(
     console: Console,
     how: Mapping[str, Any],
     trained: val_split.Trained | None,
-) -> dict[str, Split]:
+) -> dict[str, Split[Any]]:
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
     _require_shared(settings, root, content)
     whole = _whole(root, settings, console, how)
@@ -234,10 +234,10 @@ def _shared(
 
 def _whole(
     root: Path, settings: DataSettings, console: Console, how: Mapping[str, Any]
-) -> Split:
+) -> Split[Any]:
     """Open the class folders of `root`. Raises UserError."""
     with console.counting("images") as progress:
-        whole: Split = source_named("folder").open(
+        whole: Split[Images] = source_named("folder").open(
             root.parent,
             root.name,
             unwanted=names.unwanted(root, settings.classes, at_top=True),
@@ -249,7 +249,7 @@ def _whole(
 
 
 def _tell_of_whole(
-    whole: Split, settings: DataSettings, content: Content, console: Console
+    whole: Split[Images], settings: DataSettings, content: Content, console: Console
 ) -> None:
     """Say what a scan of class folders warns of, and which images are copies of one another."""
     _tell("images", whole, settings, content, console)
@@ -268,7 +268,7 @@ def _is_val(
     return bool({*folders} & {*model.names}) and not names.splits_among(folders)
 
 
-def tell_of_copies(splits: Mapping[str, Split], console: Console) -> None:
+def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
     """Warn of samples with the same bytes in training and validation, or in two classes; or say why not."""
     if why := next(filter(None, map(copies.why_not, splits.values())), ""):
         console.info(f"copies of samples were not looked for: {why}")
@@ -304,7 +304,7 @@ def _beside(settings: DataSettings, root: Path, content: Content) -> list[str]:
 
 def _set_reads(
     name: str,
-    split: Split,
+    split: Split[Any],
     settings: DataSettings,
     threads: int | None,
     content: Content,
@@ -324,7 +324,7 @@ def _set_reads(
 
 def _tell(
     name: str,
-    split: Split,
+    split: Split[Any],
     settings: DataSettings,
     content: Content,
     console: Console,
@@ -370,7 +370,7 @@ def _require_shared(settings: DataSettings, root: Path, content: Content) -> Non
         )
 
 
-def _under(model: ModelClasses, split: Split, console: Console) -> Split:
+def _under(model: ModelClasses, split: Split[Any], console: Console) -> Split[Any]:
     """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
     numbers, said, doubtful = model.numbers(split.columns.class_names)
     if said:
@@ -506,7 +506,7 @@ def _open_annotated(
     read_delay_s: float,
     classes: tuple[str, ...] | None = None,
     **how: Unpack[Options],
-) -> Split:
+) -> Split[Any]:
     """Open images with boxes: the annotations are a file, and so is each image."""
     columns = open_coco(root, split, keypoints=keypoints, exif=exif, **how)
     # validation may have some of training's categories
@@ -523,7 +523,7 @@ def _open_videos(
     read_delay_s: float,
     classes: Sequence[str] | None = None,
     **how: Unpack[Options],
-) -> Split:
+) -> Split[Any]:
     from saturate.dataset.videos.scan import (
         open_videos,  # with PyAV, which images do without
     )
@@ -539,7 +539,7 @@ def list_of(root: Path, split: str) -> Path | None:
 
 def tell_of_classes(
     name: str,
-    split: Split,
+    split: Split[Any],
     console: Console,
     *,
     expected: tuple[str, ...] | None,

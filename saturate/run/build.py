@@ -8,7 +8,6 @@ build        Resolved and data -> Assembly: plans, tasks, the network and the fe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from saturate.tasks import architecture, kind_of
 from saturate.tasks.batching import Batching
 from saturate.tasks.distillation import Distilled, read_teacher
 from saturate.tasks.initial_state import Start
-from saturate.tasks.kind import Opening, TaskKind
+from saturate.tasks.kind import Opening, Splits, TaskKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +98,14 @@ class Assembly:
     # --lr and the warm-up for the data and the ranks, and what to say of that
     optimisation: Optimisation
     messages: list[str]
-    splits: Mapping[str, Split]
+    splits: Splits
     plan: Plan
     val_plan: Plan
     task: Task
     val_task: Task
     module: nn.Module
-    feed: Feed
-    val_feed: Feed
+    feed: Feed[Any]
+    val_feed: Feed[Any]
 
 
 def resolve(start: Start, world: ProcessWorld) -> Resolved:
@@ -162,14 +161,14 @@ def can_open(kind: TaskKind, config: Config, *, gpu: bool) -> tuple[str, ...]:
 
 def open_data(
     settings: Resolved, world: ProcessWorld, console: Console, trained: Trained | None
-) -> tuple[Resolved, dict[str, Split]]:
+) -> tuple[Resolved, Splits]:
     """Open the data to train and to validate on; return them with the settings with which they could be opened.
 
     `trained` is what a checkpoint says of its data. Raises UserError.
     """
     model = settings.start.classes(settings.registry, settings.arch)
 
-    def opened(config: Config) -> tuple[Resolved, dict[str, Split]]:
+    def opened(config: Config) -> tuple[Resolved, Splits]:
         found = resolve(replace(settings.start, config=config), world)
         how = Opening.of(config, found.loaders[0], console, model, trained)
         return found, found.kind.splits(how)
@@ -198,7 +197,7 @@ def open_files(
 
 def build(
     settings: Resolved,
-    splits: Mapping[str, Split],
+    splits: Splits,
     world: ProcessWorld,
     console: Console,
     *,
@@ -271,7 +270,7 @@ def build(
     )
 
 
-def training_feed(settings: Resolved, data: Split) -> Feed:
+def training_feed(settings: Resolved, data: Split[Any]) -> Feed[Any]:
     """Return what a loader is opened with to train on a split, without a network. Raises UserError."""
     splits = {"train": data, "val": data}
     plans = settings.kind.plans(splits, settings.native, settings.batching)
@@ -303,10 +302,10 @@ def _taught(
 
 def _feeds(
     settings: Resolved,
-    splits: Mapping[str, Split],
+    splits: Splits,
     plans: tuple[Plan, Plan],
     tasks: tuple[Task, Task],
-) -> tuple[Feed, Feed]:
+) -> tuple[Feed[Any], Feed[Any]]:
     """Return what a loader is opened with, to train and to validate. Raises UserError."""
     config = settings.config
     load = config.loading
