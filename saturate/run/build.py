@@ -57,7 +57,12 @@ class Resolved:
     @property
     def pixels(self) -> Pixels:
         """What loaders make of decoded pixels."""
-        return self.start.pixels(self.native, precision.dtype_of(self.precision))
+        return Pixels(
+            mean=self.native.mean,
+            std=self.native.std,
+            dtype=precision.dtype_of(self.precision),
+            interpolation=self.native.interpolation,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

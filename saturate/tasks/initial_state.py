@@ -183,16 +183,6 @@ class Start:
             std=asked.std or native.std,
         )
 
-    @staticmethod
-    def pixels(native: Native, dtype: str) -> Pixels:
-        """Return what loaders make of decoded pixels; `dtype` is that of the step's input."""
-        return Pixels(
-            mean=native.mean,
-            std=native.std,
-            dtype=dtype,
-            interpolation=native.interpolation,
-        )
-
     def classes(self, registry: Registry, arch: str) -> ModelClasses | None:
         """Return the classes of a network that is evaluated.
 
