@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from saturate.system.exit_codes import MISTAKE
+from saturate.system.programs import program
 from saturate.system.urls import taken
 from saturate.system.user_files import local_path
 
@@ -17,7 +18,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, name: str, about: str | None) -> None:
         super().__init__(
             prog=name,
-            description=about,
+            description=about
+            and about.replace(f"python -m scripts.{name}", program(name)),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.register("type", Path, _local)

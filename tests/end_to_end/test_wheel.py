@@ -81,8 +81,11 @@ def test_what_is_installed_trains_the_demo_set(how: str, tmp_path: Path) -> None
     command = (venv / "bin/python", "-c", ANSWERS)
     said = run(*command, *words.split(), cwd=home, env=clean)
     assert said.startswith(f"{__version__}\n")
-    train = f"python {tree / 'train.py'}" if how == "editable" else "saturate train"
+    train, pack = "saturate train", "saturate pack"
+    if how == "editable":
+        train, pack = (f"python {tree / name}.py" for name in ("train", "scripts/pack"))
     assert f"predict:      {train} --predict FOLDER --resume" in said
     told = run(*command, "train", "--help", cwd=home, env=clean)
     assert f"  {train} --data PHOTOS" in told
+    assert f"`{pack} TO" in run(*command, "pack", "--help", cwd=home, env=clean)
     assert (home / "run/last.pt").exists()
