@@ -344,9 +344,9 @@ def _tell(
             )
     for line in filter(None, lines):
         console.warn(f"{name}: {line}")
-    if separator := getattr(columns, "separator", ""):
+    if isinstance(columns, Images) and columns.separator:
         console.info(
-            f"{name}: labels are taken apart at {separator}; --label-separator names another"
+            f"{name}: labels are taken apart at {columns.separator}; --label-separator names another"
         )
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
@@ -471,7 +471,7 @@ def _options(
     settings: DataSettings, root: Path, split: str, source: str
 ) -> dict[str, Any]:
     """Return what a source is told beside the split. Raises UserError for a setting of another one."""
-    labels = getattr(source_named(source), "LABELS", "")
+    labels = source_named(source).LABELS
     of_list = source == "list"
     of_folders = source == "folder"
     taken = {"multi_label": of_list, "trust_list": of_list, "classes": of_folders}

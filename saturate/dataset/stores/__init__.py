@@ -34,6 +34,9 @@ class SourceModule(Protocol):
 
     FILES: bool  # each sample is a file of its own, so that decoders which open files themselves can be used
     HOLDS: str  # what --data must be, in words that follow "it must be"
+    LABELS: (
+        str  # field of config.Data whose value `open` is given as `labels`; "" = none
+    )
 
     def missing(self, data: Path, split: str) -> str:
         """Return what `data` lacks to hold the split of that name in this form, or "" when it is there.
@@ -52,7 +55,6 @@ class SourceModule(Protocol):
     ) -> Split[Images]:
         """Open a split of images with a label: its columns, a dataset.images.columns.Images, and their bytes.
 
-        A module with LABELS, the name of a field of config.Data, is also given what that says, as `labels`.
         `classes` are those of training, where this is validation. Raises UserError.
         """
 
