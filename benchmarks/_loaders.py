@@ -1,6 +1,6 @@
 """Loaders of ours, and loops as one writes them by hand, ready to give passes of images or of clips.
 
-    data -> open_data -> Split -> opened -> epoch -> samples of this rank's batches, one after the other
+    data -> training_split -> Split -> opened -> epoch -> samples of this rank's batches, one after the other
 
 For the suites `loader` and `soak`. Must not know what is timed.
 """
@@ -100,7 +100,7 @@ def medium_of(task: str) -> Medium:
     return kind.medium
 
 
-def open_data(data: Path, medium: Medium) -> Split:
+def training_split(data: Path, medium: Medium) -> Split:
     """Open the split to train on, of --data as train.py has it. Raises UserError."""
     if medium == "images":
         return open_split(data / "train")

@@ -32,8 +32,8 @@ from benchmarks._loaders import (
     asked_of,
     expanded,
     medium_of,
-    open_data,
     opened,
+    training_split,
 )
 from benchmarks._suite import (
     LEAST,
@@ -219,7 +219,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     medium = medium_of(settings.task)
     name = point["loader"]
     assert settings.data is not None
-    data = open_data(settings.data / point.get("set", ""), medium)
+    data = training_split(settings.data / point.get("set", ""), medium)
     asked = asked_of(medium, point, threads=settings.dali_threads)
     whole = len(data.columns)
     if asked.batches:

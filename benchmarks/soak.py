@@ -26,7 +26,7 @@ from benchmarks._loaders import (
     expanded,
     feed_of,
     medium_of,
-    open_data,
+    training_split,
 )
 from benchmarks._suite import (
     Common,
@@ -249,7 +249,7 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
     workers = world.workers(settings.workers)
     asked = asked_of(medium, point, workers=workers, window="random-resized", flip=0.5)
     assert settings.data is not None
-    return feed_of(asked, point["loader"], open_data(settings.data, medium), world)
+    return feed_of(asked, point["loader"], training_split(settings.data, medium), world)
 
 
 def measure(

@@ -693,6 +693,10 @@ class Reported(Protocol):
     def predicts(self) -> bool:
         """Whether --predict is for this task."""
 
+    @property
+    def exports(self) -> bool:
+        """Whether a network that `predicts` can be exported: its answers are logits or boxes alone."""
+
 
 class Pending(Protocol):
     """Figures of a validation that are being made by rank 0 while training goes on."""

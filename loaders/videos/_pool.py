@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from functools import partial
+from multiprocessing.sharedctypes import Synchronized
 from typing import Any, Protocol
 
 from saturate.contracts import Array, Rows, UserError
@@ -215,7 +216,7 @@ def _enter(
     make_work: Callable[[], Work],
     memory: Shared,
     marks: Marks,
-    placed: Any,
+    placed: Synchronized[int],
     stop: Stop,
     stages: Stages,
     first: int,

@@ -26,17 +26,17 @@ class Claim:
 def exact(backend: str, columns: Videos) -> Array:
     """Return bool [n]: samples whose frames by this loader are known to be right.
 
-    Those of pyav always are: it gives the right ones or none. Another loader's file has a Claim as EXACT;
-    one without is exact nowhere, and pyav decodes everything. tests/unit/test_clip_readers.py and, of those
-    that need a GPU, tests/gpu/test_clips.py keep the claims true, with numbered frames.
+    Those of pyav always are: it gives the right ones or none. Another loader's file has a Claim as EXACT.
+    tests/unit/test_clip_readers.py and, of those that need a GPU, tests/gpu/test_clips.py keep the claims true,
+    with numbered frames.
     """
     count = len(columns.codec)
-    spec = LOADERS.get(backend)  # None: a reader that somebody tries out
-    if spec is not None and spec.exact:
-        return np.ones(count, bool)
-    claim = None if spec is None else getattr(import_module(spec.module), "EXACT", None)
-    if claim is None:
+    spec = LOADERS.get(backend)
+    if spec is None:  # a reader that somebody tries out: pyav decodes everything
         return np.zeros(count, bool)
+    if spec.exact:
+        return np.ones(count, bool)
+    claim: Claim = import_module(spec.module).EXACT
     # axes: [codec, container]
     able = np.zeros((len(CODECS), len(CONTAINERS)), bool)
     for codec, containers in claim.kinds.items():

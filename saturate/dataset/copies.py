@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import filelock
 import numpy as np
@@ -29,14 +29,14 @@ PIECE = 1 << 20
 STEP = 64  # files a task
 
 
-def why_not(split: Split) -> str:
+def why_not(split: Split[Any]) -> str:
     """Return why copies are not looked for in a split; "" where they are."""
     if split.columns.fetch is not None:
         return "--trust-list opens no file before training"
     return "the data lie behind a URL" if split.source.remote else ""
 
 
-def found(splits: Sequence[Split]) -> Array:
+def found(splits: Sequence[Split[Any]]) -> Array:
     """Return COPY [k], of all samples of which another one has the same bytes, by their groups.
 
     A second link to a file is a copy of it. Whole files are read once: what was found is kept beside the columns
@@ -93,7 +93,7 @@ def _several(rows: Array) -> Array:
     return rows[count[group] > 1]
 
 
-def _grouped(splits: Sequence[Split], rows: Array) -> Array:
+def _grouped(splits: Sequence[Split[Any]], rows: Array) -> Array:
     """Return those of the candidates that are copies, with numbers of their groups from 0 on."""
     if not len(rows):
         return rows
@@ -111,7 +111,7 @@ def _grouped(splits: Sequence[Split], rows: Array) -> Array:
     return _several(rows)
 
 
-def _digests(splits: Sequence[Split], rows: Array, first: int) -> Array:
+def _digests(splits: Sequence[Split[Any]], rows: Array, first: int) -> Array:
     """Return int64 [k, 2], a digest of all bytes of each of the STEP candidates from `first` on.
 
     One that cannot be read is a copy of none.
@@ -145,7 +145,7 @@ def _digest(source: Source, sample: int, seen: dict[tuple[int, int], bytes]) -> 
     return seen[key]
 
 
-def warnings(splits: Mapping[str, Split]) -> list[str]:
+def warnings(splits: Mapping[str, Split[Any]]) -> list[str]:
     """Return a line for copies that training and validation share, and one for those with unlike labels."""
     names, each = list(splits), list(splits.values())
     rows = found(each)
@@ -182,7 +182,7 @@ def warnings(splits: Mapping[str, Split]) -> list[str]:
     return said
 
 
-def _labels(splits: Sequence[Split], rows: Array) -> Array:
+def _labels(splits: Sequence[Split[Any]], rows: Array) -> Array:
     """Return int64 [k], which is the same for samples with the same label, or the same set of labels."""
     labels = np.zeros(len(rows), np.int64)
     known: dict[bytes, int] = {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.images.columns import Images, as_shown, told_of_exif
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.scan import lists, names
-from saturate.dataset.scan.cache import Progress
+from saturate.dataset.scan.cache import Options, Progress
 from saturate.dataset.scan.file_tree import is_folder
 from saturate.dataset.stores import choose_source, source_named, what_holds
 from saturate.dataset.stores.bucket import local
@@ -38,7 +38,7 @@ _HOLDS: dict[Content, str] = {
     "instances": _COCO,
     "keypoints": _COCO,
 }
-Open = Callable[..., Split]
+Open = Callable[..., Split[Any]]
 
 
 def holds(content: Content, source: str) -> str:
@@ -141,7 +141,7 @@ def open_splits(
     model: ModelClasses | None = None,
     trained: val_split.Trained | None = None,
     console: Console,
-) -> dict[str, Split]:
+) -> dict[str, Split[Any]]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
     Validation has training's classes. To `evaluate`, val is enough and stands for both; where a training never
@@ -213,7 +213,7 @@ def _shared(
     console: Console,
     how: Mapping[str, Any],
     trained: val_split.Trained | None,
-) -> dict[str, Split]:
+) -> dict[str, Split[Any]]:
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
     _require_shared(settings, root, content)
     whole = _whole(root, settings, console, how)
@@ -234,10 +234,10 @@ def _shared(
 
 def _whole(
     root: Path, settings: DataSettings, console: Console, how: Mapping[str, Any]
-) -> Split:
+) -> Split[Any]:
     """Open the class folders of `root`. Raises UserError."""
     with console.counting("images") as progress:
-        whole: Split = source_named("folder").open(
+        whole: Split[Images] = source_named("folder").open(
             root.parent,
             root.name,
             unwanted=names.unwanted(root, settings.classes, at_top=True),
@@ -249,7 +249,7 @@ def _whole(
 
 
 def _tell_of_whole(
-    whole: Split, settings: DataSettings, content: Content, console: Console
+    whole: Split[Images], settings: DataSettings, content: Content, console: Console
 ) -> None:
     """Say what a scan of class folders warns of, and which images are copies of one another."""
     _tell("images", whole, settings, content, console)
@@ -268,7 +268,7 @@ def _is_val(
     return bool({*folders} & {*model.names}) and not names.splits_among(folders)
 
 
-def tell_of_copies(splits: Mapping[str, Split], console: Console) -> None:
+def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
     """Warn of samples with the same bytes in training and validation, or in two classes; or say why not."""
     if why := next(filter(None, map(copies.why_not, splits.values())), ""):
         console.info(f"copies of samples were not looked for: {why}")
@@ -304,7 +304,7 @@ def _beside(settings: DataSettings, root: Path, content: Content) -> list[str]:
 
 def _set_reads(
     name: str,
-    split: Split,
+    split: Split[Any],
     settings: DataSettings,
     threads: int | None,
     content: Content,
@@ -324,7 +324,7 @@ def _set_reads(
 
 def _tell(
     name: str,
-    split: Split,
+    split: Split[Any],
     settings: DataSettings,
     content: Content,
     console: Console,
@@ -344,9 +344,9 @@ def _tell(
             )
     for line in filter(None, lines):
         console.warn(f"{name}: {line}")
-    if separator := getattr(columns, "separator", ""):
+    if isinstance(columns, Images) and columns.separator:
         console.info(
-            f"{name}: labels are taken apart at {separator}; --label-separator names another"
+            f"{name}: labels are taken apart at {columns.separator}; --label-separator names another"
         )
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
@@ -370,7 +370,7 @@ def _require_shared(settings: DataSettings, root: Path, content: Content) -> Non
         )
 
 
-def _under(model: ModelClasses, split: Split, console: Console) -> Split:
+def _under(model: ModelClasses, split: Split[Any], console: Console) -> Split[Any]:
     """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
     numbers, said, doubtful = model.numbers(split.columns.class_names)
     if said:
@@ -471,7 +471,7 @@ def _options(
     settings: DataSettings, root: Path, split: str, source: str
 ) -> dict[str, Any]:
     """Return what a source is told beside the split. Raises UserError for a setting of another one."""
-    labels = getattr(source_named(source), "LABELS", "")
+    labels = source_named(source).LABELS
     of_list = source == "list"
     of_folders = source == "folder"
     taken = {"multi_label": of_list, "trust_list": of_list, "classes": of_folders}
@@ -501,12 +501,14 @@ def _open_annotated(
     root: Path,
     split: Literal["train", "val"],
     *,
+    keypoints: bool,
+    exif: str,
     read_delay_s: float,
     classes: tuple[str, ...] | None = None,
-    **how: Any,
-) -> Split:
+    **how: Unpack[Options],
+) -> Split[Any]:
     """Open images with boxes: the annotations are a file, and so is each image."""
-    columns = open_coco(root, split, **how)
+    columns = open_coco(root, split, keypoints=keypoints, exif=exif, **how)
     # validation may have some of training's categories
     if classes is not None and columns.classes != classes:
         training = ModelClasses(names=classes, origin="the training set")
@@ -515,12 +517,18 @@ def _open_annotated(
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
-def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
+def _open_videos(
+    data: Path,
+    *,
+    read_delay_s: float,
+    classes: Sequence[str] | None = None,
+    **how: Unpack[Options],
+) -> Split[Any]:
     from saturate.dataset.videos.scan import (
         open_videos,  # with PyAV, which images do without
     )
 
-    columns = open_videos(data, **how)
+    columns = open_videos(data, classes=classes, **how)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
@@ -531,7 +539,7 @@ def list_of(root: Path, split: str) -> Path | None:
 
 def tell_of_classes(
     name: str,
-    split: Split,
+    split: Split[Any],
     console: Console,
     *,
     expected: tuple[str, ...] | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from saturate.contracts import Columns, Source, Split, UserError
 from saturate.dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
@@ -41,7 +42,7 @@ class NoBytes(Source):
         self.read(sample)
 
 
-def synthetic(content: str = "images") -> dict[str, Split]:
+def synthetic(content: str = "images") -> dict[str, Split[Any]]:
     """Return two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
     if content == "instances" or content == "keypoints":
         columns: Sequence[Columns] = [

@@ -40,7 +40,9 @@ GRAMMAR = Grammar(
 class Unlabelled:
     """The files that --predict names, n of them, in their order: by name, or that of the list."""
 
-    split: Split  # of those that can be read; every label is 0, of the one class '0'
+    split: Split[
+        Any
+    ]  # of those that can be read; every label is 0, of the one class '0'
     names: tuple[str, ...]  # [n], as the user writes them
     samples: Array  # int64 [n], the sample of each file; -1 where it cannot be read
     errors: dict[int, str]  # place of a file that cannot be read -> why
@@ -74,7 +76,7 @@ def open_unlabelled(
     what = content.removesuffix("s")
     try:
         if content == "images":
-            split: Split = image_lists.open(
+            split: Split[Any] = image_lists.open(
                 made, "all", read_delay_s=read_delay_s, **how
             )
         else:

@@ -141,7 +141,7 @@ class Trained:
             own=own,
         )
 
-    def is_of(self, whole: Images, train: Split) -> bool:
+    def is_of(self, whole: Images, train: Split[Images]) -> bool:
         """Whether `whole`, of which `train` would be trained on, are those data: most of its sketch is there.
 
         Files may have been added since. Without a sketch, they are those whose names and sizes are the same, or
@@ -282,7 +282,7 @@ def parted(
     seed: int,
     group: str | None = None,
     trained: Trained | None = None,
-) -> tuple[dict[str, Split], list[str], list[str]]:
+) -> tuple[dict[str, Split[Images]], list[str], list[str]]:
     """Return {"train": ..., "val": ...}, lines that tell the counts, and what may be a mistake.
 
     Copies, and images of a `group` (--val-group), are on one side; the share of a checkpoint that was `trained`

@@ -27,7 +27,7 @@ import torch
 from saturate.contracts import Batch, Loader, Plan, UserError
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.step import Step
-from saturate.settings.config import FACTS
+from saturate.settings.config import FACTS_OF
 from saturate.system import storage
 from saturate.system.resources import cores
 
@@ -96,7 +96,7 @@ def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """
     last = max(epoch for epoch in plan.first_epochs if epoch < flat["epochs"])
     return {"epoch": last} | {
-        name: value for name, value in flat.items() if FACTS[name].changes_rate
+        name: value for name, value in flat.items() if FACTS_OF[name].changes_rate
     }
 
 

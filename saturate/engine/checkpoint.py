@@ -27,7 +27,7 @@ from saturate.engine import precision as precisions
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.step import Step
 from saturate.engine.stop import say
-from saturate.settings.config import FACTS
+from saturate.settings.config import FACTS_OF
 from saturate.settings.run import Run
 from saturate.system import storage, torch_files
 
@@ -760,7 +760,7 @@ class Resume:
         compared = {
             name: value
             for name, value in config.items()
-            if FACTS[name].resume in ("named", "scanned")
+            if FACTS_OF[name].resume in ("named", "scanned")
         }
         if compared.get("loader") == "auto":  # keeps the checkpoint's
             del compared["loader"]
@@ -785,9 +785,9 @@ def _of_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the flags by which the data set may be another one, such as '--val-share 0.2 -> 0.4'."""
     said = {"scanned": " {} -> {}", "located": ""}  # a URL may hold a key
     return [
-        f"--{name.replace('_', '-')}" + said[FACTS[name].resume].format(there, here)
+        f"--{name.replace('_', '-')}" + said[FACTS_OF[name].resume].format(there, here)
         for name, there, here in _others(before, now)
-        if FACTS[name].resume in said
+        if FACTS_OF[name].resume in said
     ]
 
 

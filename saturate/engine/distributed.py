@@ -192,7 +192,9 @@ class _Sender(pickle.Pickler):
 class _Receiver(pickle.Unpickler):
     """Reads what a _Sender has pickled; its tensors come from rank 0, as it gets to them."""
 
-    def persistent_load(self, layout: Any) -> torch.Tensor:
+    def persistent_load(
+        self, layout: tuple[torch.Size, tuple[int, ...], torch.dtype]
+    ) -> torch.Tensor:
         shape, stride, dtype = layout
         tensor = torch.empty_strided(shape, stride, dtype=dtype)
         _broadcast(tensor)

@@ -37,7 +37,7 @@ CLOSED_S = 5.0
 end first; after these seconds it is lost."""
 LOOK_S = 0.1
 """Seconds between two looks for the store, or at what it holds."""
-MISTAKE = "mistake"
+MISTAKE_KEY = "mistake"
 """Key in the store: the error line of a rank that ended before all had met."""
 WHY = "its own line or its host's log says why"
 GONE = (
@@ -101,7 +101,7 @@ class Peers:
         """Beat no more, and call nobody. With a `line` end the others too, where they wait to `meet` this rank."""
         self._ended.set()
         if line:
-            self._asked(lambda: self.store.clone().set(MISTAKE, line), ANSWERS_S)
+            self._asked(lambda: self.store.clone().set(MISTAKE_KEY, line), ANSWERS_S)
 
     def blame(self) -> str:
         """Return which ranks have gone or are stopped, else what the others say that they wait for.
@@ -231,8 +231,8 @@ class Peers:
         try:
             self.store.set(keys[self.rank], value)
             while not self.store.check(keys):
-                if self.store.check([MISTAKE]):
-                    raise UserError(self.store.get(MISTAKE).decode())
+                if self.store.check([MISTAKE_KEY]):
+                    raise UserError(self.store.get(MISTAKE_KEY).decode())
                 if time.monotonic() > until:
                     ranks = range(self.size)
                     missing = [r for r in ranks if not self.store.check([keys[r]])]

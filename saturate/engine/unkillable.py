@@ -28,12 +28,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from saturate.engine import slurm
 from saturate.engine.ranks import store_listens
 from saturate.engine.stop import SIGNALS, say
 from saturate.system import exit_codes, processes
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 FLAG = "--unkillable"
 ANOTHER_ENDED = 75
@@ -339,7 +342,7 @@ class Agent:
         os._exit(exit_codes.MISTAKE)
 
 
-def _begin_run(store: Any, command: str, port: int) -> None:
+def _begin_run(store: Store, command: str, port: int) -> None:
     """Begin rank 0's run in the store, unless it is there and goes on. Leaves where that of another command does."""
     has_ended = store.check(["end"]) and store.get("end") != NOT_YET
     if not has_ended and store.compare_set("command", "", command).decode() != command:

@@ -24,7 +24,7 @@ Summary = Mapping[str, Any]
 
 def look_up(summary: Summary, path: str) -> Any:
     """Return what lies in a summary at "section.name"; None where any of it is missing or None."""
-    value: Any = summary
+    value: object = summary
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

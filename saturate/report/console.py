@@ -33,10 +33,6 @@ LIVE_S = 0.2
 """Least seconds between two pictures of a bar."""
 PLAIN_S = 10.0
 """Least seconds between two plain lines."""
-EXPORTED = ("classification", "detection", "video")
-"""Tasks that scripts.export takes."""
-BEYOND_BOXES = ("maskrcnn", "keypointrcnn")
-"""Begins the detectors that it does not take: its files have no masks and no keypoints."""
 
 
 class Terminal(RichConsole):
@@ -269,8 +265,7 @@ class Console:
                 self._print(
                     f"predict:      {program('train')} --predict FOLDER --resume {best}"
                 )
-                is_beyond = summary["arch"].startswith(BEYOND_BOXES)
-                if summary.get("task") in EXPORTED and not is_beyond:
+                if task.exports:
                     self._print(f"export:       {program('export')} {best}")
             parent = shlex.quote(str(folder.parent))
             self._print(f"TensorBoard:  tensorboard --logdir {parent}")

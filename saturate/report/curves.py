@@ -71,11 +71,13 @@ def read(folder: Path, summary: Mapping[str, Any], figure: Figure) -> dict[str, 
     figures: Curves = {"validation": [], "weights' average": []}
     rates: Curves = {"run": [], "compute ceiling": []}
 
-    def add(to: list[tuple[float, float]], value: Any, scale: int = 1) -> None:
+    def add(
+        to: list[tuple[float, float]], value: float | str | None, scale: int = 1
+    ) -> None:
         # what is not finite is text there
-        if value is not None and math.isfinite(float(value)):
+        if value is not None and math.isfinite(number := float(value)):
             at = float(np.interp(point["step"], steps, epochs))
-            to.append((at, value * scale))
+            to.append((at, number * scale))
 
     for point in points:
         if point["kind"] == "train":

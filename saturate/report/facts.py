@@ -49,7 +49,7 @@ class Line(NamedTuple):
     say: str | Callable[[Any, Summary], str]
     missing: str = ""
 
-    def text(self, value: Any, values: Summary) -> str:
+    def text(self, value: object, values: Summary) -> str:
         """Return what it says of a value and a summary."""
         if value is None:
             return self.missing

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -80,7 +79,7 @@ def _flops(forward: Callable[[], object]) -> tuple[float, float]:
 
 def _peak(dtype: str, device: torch.device) -> float:
     """Return the floating-point operations a second of a large product of matrices."""
-    left: Any = torch.randn(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
+    left = torch.randn(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
     torch.mm(left, left)
     torch.cuda.synchronize()
     times = 10

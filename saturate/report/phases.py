@@ -12,7 +12,7 @@ import torch
 
 Marks = list[tuple[str, Any]]
 """Phases and when they ended: a CUDA event, or seconds."""
-INTERRUPTED = "interrupted"
+NO_PHASE = "interrupted"
 """Ends a time that belongs to no phase."""
 
 
@@ -36,8 +36,8 @@ class Phases:
         self._waiting: deque[tuple[Marks, dict[str, float]]] = deque()
         # the last mark that was read, at which the next phase begins
         self._last: Any = None
-        self._spans: deque[tuple[str, Any, Any]] = deque()
-        self._spare: list[Any] = []
+        self._spans: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._spare: list[torch.cuda.Event] = []
         self._totals: dict[str, float] = {}
         self._current: dict[str, float] = {}
         self._done: list[dict[str, float]] = []
@@ -58,7 +58,7 @@ class Phases:
         event.record(self._stream)
         self._marks.append((name, event))
 
-    def span(self, name: str, start: Any, end: Any) -> None:
+    def span(self, name: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
         """Add the time between two timed events of another stream, such as a transfer."""
         self._spans.append((name, start, end))
 
@@ -77,7 +77,7 @@ class Phases:
         """Leave out the time since the last mark: it belongs to no phase. What comes next is waiting for
         data.
         """
-        self.mark(INTERRUPTED)
+        self.mark(NO_PHASE)
 
     def read(self) -> dict[str, float]:
         """Return mean milliseconds a step of each phase since the last read, of the steps that the device has
@@ -116,7 +116,7 @@ class Phases:
         self._last = end
         if start is None:  # the first mark of all only begins
             return
-        if name != INTERRUPTED:
+        if name != NO_PHASE:
             self._add(
                 name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3
             )

@@ -26,7 +26,7 @@ from saturate.contracts import UserError, counted, utf8
 from saturate.settings.run import Run
 from saturate.system import storage
 
-FAILED = "failed.txt"
+FAILED_SAMPLES = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
 OF_A_RUN = {"rate", "validation", "efficiency"}
 """Keys that every summary.json of a run has."""
@@ -41,7 +41,7 @@ METRICS = "metrics.jsonl"
 BEGUN = (
     "config.yaml",
     METRICS,
-    FAILED,
+    FAILED_SAMPLES,
     REJECTED,
     "trackers.json",
     "events.out.tfevents.*",
@@ -329,7 +329,7 @@ def _content(path: Path) -> bytes:
     return _known[path]
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return `value` as JSON has it: NumPy scalars as Python's, paths as text, texts as UTF-8.
 
     What is not finite becomes 'nan', 'inf' or '-inf', which float() reads.
@@ -371,7 +371,7 @@ class Record:
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / METRICS)
-            for name in (RESULTS, FAILED, REJECTED):
+            for name in (RESULTS, FAILED_SAMPLES, REJECTED):
                 _content(folder / name)  # what is added to is known
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:

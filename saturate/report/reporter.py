@@ -36,7 +36,7 @@ from saturate.report.hardware import (
     versions,
 )
 from saturate.report.meter import Meter, too_high
-from saturate.report.record import FAILED, REJECTED, RESULTS, Record
+from saturate.report.record import FAILED_SAMPLES, REJECTED, RESULTS, Record
 from saturate.report.sinks import Boards
 from saturate.report.summary import EMA, PHASES
 from saturate.report.tensorboard import GLANCE, PAGES
@@ -394,8 +394,8 @@ class Reporter:
             self.warn(f"cannot be decoded, left out: {name}")
         if len(names) > SAID:
             more = len(names) - SAID
-            self.warn(f"and {more} more, in {self._record.folder / FAILED}")
-        self._record.lines(FAILED, [f"{split}\t{name}" for name in names])
+            self.warn(f"and {more} more, in {self._record.folder / FAILED_SAMPLES}")
+        self._record.lines(FAILED_SAMPLES, [f"{split}\t{name}" for name in names])
 
     # -- the end ---------------------------------------------------------------
 

@@ -220,7 +220,7 @@ def mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def rejected(splits: Mapping[str, Split]) -> bytes:
+def rejected(splits: Mapping[str, Split[Any]]) -> bytes:
     """Return what the scans of the splits have left out, a line each: split, tab, name, tab, why."""
     # one scan may be of both, and is listed once
     names: dict[Path, list[str]] = {}
@@ -235,7 +235,7 @@ def rejected(splits: Mapping[str, Split]) -> bytes:
     return "".join(lines).encode()
 
 
-def left_out(splits: Mapping[str, Split]) -> dict[str, Any]:
+def left_out(splits: Mapping[str, Split[Any]]) -> dict[str, Any]:
     """Return the names at the top of the data that are not read, and how many lines `rejected` has of each split."""
     counts = {name: split.columns.rejected for name, split in splits.items()}
     (first, *_) = splits.values()

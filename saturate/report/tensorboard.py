@@ -262,7 +262,7 @@ class Board:
             replace(path, after)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Return a cell of the HPARAMS page, which shows a number 256 as 256.00.
 
     Texts are sorted as texts: with spaces in front, which the page does not show, by their value.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -51,17 +51,17 @@ class Sample(NamedTuple):
     expected: list[Array]  # as the file's outputs are, of one sample
 
 
-Read = Callable[[Split, Rows], Array]
+Read = Callable[[Split[Any], Rows], Array]
 """(a split, the row of one of its samples) -> its pixels."""
-Answered = Callable[[Any, Split, Rows], list[Array]]
+Answered = Callable[[Any, Split[Any], Rows], list[Array]]
 """(the network's outputs of a row, its split, the row) -> what the file is to answer."""
 
 
 def predicted(
     network: nn.Module,
-    feed: Feed,
+    feed: Feed[Any],
     task: Task,
-    split: Split,
+    split: Split[Any],
     loader: str,
     *,
     read: Read,
@@ -80,7 +80,7 @@ def predicted(
             yield Sample(read(split, batch.rows), expected)
 
 
-def image(split: Split, row: Rows) -> Array:
+def image(split: Split[Any], row: Rows) -> Array:
     """Return an image, uint8 [H, W, 3], turned as EXIF says where the validation does so."""
     sample = int(row.ids[0])
     turns = split.columns.exif
@@ -88,7 +88,7 @@ def image(split: Split, row: Rows) -> Array:
     return np.array(shown_rgb(split.source.read(sample), turn))
 
 
-def clip(split: Split, row: Rows) -> Array:
+def clip(split: Split[Any], row: Rows) -> Array:
     """Return the frames of a row, uint8 [T, H, W, 3], as they are displayed."""
     # with PyAV and numba, which images do without
     from saturate.loaders.videos._planes import pixels_of
@@ -103,12 +103,14 @@ def clip(split: Split, row: Rows) -> Array:
     return np.stack([shown[frame] for frame in row.frames[0].tolist()])
 
 
-def logits_of(outputs: torch.Tensor, split: Split, row: Rows) -> list[Array]:
+def logits_of(outputs: torch.Tensor, split: Split[Any], row: Rows) -> list[Array]:
     """Return logits fp32 [C]."""
     return [outputs[0].float().numpy()]
 
 
-def detections_of(outputs: Any, split: Split, row: Rows) -> list[Array]:
+def detections_of(
+    outputs: Sequence[dict[str, torch.Tensor]], split: Split[Any], row: Rows
+) -> list[Array]:
     """Return boxes [N, 4] in pixels of the image, labels and scores [N]."""
     (found,) = outputs
     boxes, labels, scores = (

@@ -58,9 +58,7 @@ class Lmdb(Writer):
     def __init__(self, work: Path, split: str) -> None:
         self.store = work / f"{split}.lmdb"
         try:
-            self._opened: Any = lmdb.open(
-                str(self.store), subdir=False, map_size=FIRST_MAP
-            )
+            self._opened = lmdb.open(str(self.store), subdir=False, map_size=FIRST_MAP)
         except lmdb.Error as error:
             raise OSError(errno.EIO, str(error)) from None
 

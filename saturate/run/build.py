@@ -2,13 +2,14 @@
 
 resolve      settings -> Resolved: what they name is found and checked, before any data is read
 open_data    Resolved -> columns and bytes, of the data of a checkpoint or of other data
+open_files   Resolved and files without classes -> the same of these
 build        Resolved and data -> Assembly: plans, tasks, the network and the feeds of loaders
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 
 from saturate.contracts import Feed, Pixels, Plan, Split, Task
 from saturate.dataset.open import Console, are_files
+from saturate.dataset.unlabelled import Unlabelled, open_unlabelled
 from saturate.dataset.val_split import Trained
 from saturate.engine import memory, precision, schedules
 from saturate.engine.checkpoint import Resume
@@ -29,7 +31,7 @@ from saturate.tasks import architecture, kind_of
 from saturate.tasks.batching import Batching
 from saturate.tasks.distillation import Distilled, read_teacher
 from saturate.tasks.initial_state import Start
-from saturate.tasks.kind import Opening, TaskKind
+from saturate.tasks.kind import Opening, Splits, TaskKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,12 @@ class Resolved:
     @property
     def pixels(self) -> Pixels:
         """What loaders make of decoded pixels."""
-        return self.start.pixels(self.native, precision.dtype_of(self.precision))
+        return Pixels(
+            mean=self.native.mean,
+            std=self.native.std,
+            dtype=precision.dtype_of(self.precision),
+            interpolation=self.native.interpolation,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +103,14 @@ class Assembly:
     # --lr and the warm-up for the data and the ranks, and what to say of that
     optimisation: Optimisation
     messages: list[str]
-    splits: Mapping[str, Split]
+    splits: Splits
     plan: Plan
     val_plan: Plan
     task: Task
     val_task: Task
     module: nn.Module
-    feed: Feed
-    val_feed: Feed
+    feed: Feed[Any]
+    val_feed: Feed[Any]
 
 
 def resolve(start: Start, world: ProcessWorld) -> Resolved:
@@ -159,14 +166,14 @@ def can_open(kind: TaskKind, config: Config, *, gpu: bool) -> tuple[str, ...]:
 
 def open_data(
     settings: Resolved, world: ProcessWorld, console: Console, trained: Trained | None
-) -> tuple[Resolved, dict[str, Split]]:
+) -> tuple[Resolved, Splits]:
     """Open the data to train and to validate on; return them with the settings with which they could be opened.
 
     `trained` is what a checkpoint says of its data. Raises UserError.
     """
     model = settings.start.classes(settings.registry, settings.arch)
 
-    def opened(config: Config) -> tuple[Resolved, dict[str, Split]]:
+    def opened(config: Config) -> tuple[Resolved, Splits]:
         found = resolve(replace(settings.start, config=config), world)
         how = Opening.of(config, found.loaders[0], console, model, trained)
         return found, found.kind.splits(how)
@@ -177,9 +184,25 @@ def open_data(
     return replace(settings, start=start), splits
 
 
+def open_files(
+    settings: Resolved, named: Path, console: Console, *, flag: str
+) -> Unlabelled:
+    """Open the files without classes that `named`, the value of `flag`, is. Raises UserError."""
+    config = settings.config
+    with console.counting("predict") as progress:
+        return open_unlabelled(
+            named,
+            config.data,
+            content="videos" if settings.kind.medium == "videos" else "images",
+            read_delay_s=config.loading.read_delay_ms / 1e3,
+            progress=progress,
+            flag=flag,
+        )
+
+
 def build(
     settings: Resolved,
-    splits: Mapping[str, Split],
+    splits: Splits,
     world: ProcessWorld,
     console: Console,
     *,
@@ -223,9 +246,6 @@ def build(
             world=world,
         )
     heads = kind.building(columns)
-    if start.trained and "classes" in heads:
-        # export checks a file on data that may have other classes: the checkpoint's count stands
-        heads["classes"] = len(start.trained)
     module = start.network(
         settings.registry,
         settings.arch,
@@ -255,7 +275,7 @@ def build(
     )
 
 
-def training_feed(settings: Resolved, data: Split) -> Feed:
+def training_feed(settings: Resolved, data: Split[Any]) -> Feed[Any]:
     """Return what a loader is opened with to train on a split, without a network. Raises UserError."""
     splits = {"train": data, "val": data}
     plans = settings.kind.plans(splits, settings.native, settings.batching)
@@ -287,10 +307,10 @@ def _taught(
 
 def _feeds(
     settings: Resolved,
-    splits: Mapping[str, Split],
+    splits: Splits,
     plans: tuple[Plan, Plan],
     tasks: tuple[Task, Task],
-) -> tuple[Feed, Feed]:
+) -> tuple[Feed[Any], Feed[Any]]:
     """Return what a loader is opened with, to train and to validate. Raises UserError."""
     config = settings.config
     load = config.loading

@@ -31,22 +31,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from saturate.contracts import Array, Split, Task, UserError, one_line, utf8
-from saturate.dataset.unlabelled import open_unlabelled
+from saturate.contracts import Array, UserError, one_line, utf8
 from saturate.engine.checkpoint import Resume
 from saturate.engine.distributed import ProcessWorld
 from saturate.models import Unusable
 from saturate.plan.clips import ClipPlan
-from saturate.report.console import BEYOND_BOXES, Console
+from saturate.plan.epoch import EpochPlan
+from saturate.report.console import Console
 from saturate.run import _export_check, build
 from saturate.run._export_check import Run, Sample, Verdict
 from saturate.run._preprocessing import FILTERS, Clips, Detections, Images, Preprocessed
-from saturate.run.build import Resolved
+from saturate.run.build import Assembly, Resolved
 from saturate.run.program import Parser
 from saturate.settings.config import given, parse
 from saturate.system.exit_codes import of_program
 from saturate.tasks.initial_state import Start
-from saturate.tasks.kind import Opening
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,10 @@ def load(
     world = ProcessWorld(torch.device("cpu"))
     settings = require_exportable(build.resolve(started(checkpoint, arch), world))
     exported = EXPORTED[settings.kind.name]
-    split, task = opened(settings, images)
-    splits = {"train": split, "val": split}
-    console = Console(enabled=False)
-    assembly = build.build(settings, splits, world, console, predicted=task)
-    network = assembly.module.eval()
-    plan: Any = assembly.val_plan
+    assembly = assembled(settings, images, world)
+    settings, network = assembly.settings, assembly.module.eval()
+    plan = assembly.val_plan
+    assert isinstance(plan, EpochPlan)
     pixels = {
         "mean": settings.native.mean,
         "std": settings.native.std,
@@ -114,9 +111,9 @@ def load(
     samples = _export_check.predicted(
         network,
         replace(assembly.val_feed, plan=single),
-        task,
-        split,
-        settings.kind.default_loader(gpu=False),
+        assembly.val_task,
+        assembly.splits["val"],
+        settings.loaders[0],
         read=exported.read,
         answered=exported.answered,
     )
@@ -142,7 +139,7 @@ def require_exportable(settings: Resolved) -> Resolved:
         raise UserError(
             f"{origin}: --task {settings.kind.name} is not exported, {known} are"
         )
-    if arch.startswith(BEYOND_BOXES):
+    if not settings.kind.exports:
         raise UserError(
             f"{origin}: --arch {arch} is not exported: a file has boxes, and neither masks nor keypoints"
         )
@@ -155,32 +152,23 @@ def require_exportable(settings: Resolved) -> Resolved:
     return settings
 
 
-def opened(settings: Resolved, named: Path | None) -> tuple[Split, Task]:
-    """Open what the file is checked on, a folder or the checkpoint's validation data, and say what it means.
+def assembled(settings: Resolved, named: Path | None, world: ProcessWorld) -> Assembly:
+    """Return the network, and what the file is checked on: a folder, or the checkpoint's validation data.
 
     Raises UserError.
     """
-    start, kind = settings.start, settings.kind
-    data = start.config.data
-    if named is not None:
-        found = open_unlabelled(
-            named,
-            data,
-            content="videos" if kind.medium == "videos" else "images",
-            flag="--images",
-        )
-        asked = kind.predicting(found.split, start.trained, named)
-        return asked.split, asked.task
-    if data.data is None:
-        raise UserError("there is no data to check the file on: --images FOLDER")
     console = Console(enabled=False)
+    if named is not None:
+        found = build.open_files(settings, named, console, flag="--images")
+        asked = settings.kind.predicting(found.split, settings.start.trained, named)
+        return build.build(settings, asked.splits, world, console, predicted=asked.task)
+    if settings.config.data.data is None:
+        raise UserError("there is no data to check the file on: --images FOLDER")
     try:
-        _, splits = start.on_its_data(
-            lambda config: Opening.of(config, "auto", console).splits(kind.content)
-        )
-        return splits["val"], kind.tasks(splits, 0.0)[1]
+        settings, splits = build.open_data(settings, world, console, None)
     except UserError as error:  # moved since then, mostly
         raise UserError(f"{error}; or check the file on --images FOLDER") from None
+    return build.build(settings, splits, world, console)
 
 
 def as_onnx(module: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:

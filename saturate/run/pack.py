@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from saturate.contracts import Source, Split, UserError, counted
+from saturate.dataset.images.columns import Images
 from saturate.dataset.open import open_splits
 from saturate.dataset.stores import source_named
 from saturate.report.console import Console
@@ -69,7 +70,7 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
             pool.shutdown(cancel_futures=True)
 
 
-def write(split: Split, writer: Writer, say: Say) -> list[bytes]:
+def write(split: Split[Images], writer: Writer, say: Say) -> list[bytes]:
     """Write all samples, and return the digest of each."""
     columns = split.columns
     batch: list[Packed] = []
@@ -88,7 +89,7 @@ def write(split: Split, writer: Writer, say: Say) -> list[bytes]:
     return digests
 
 
-def verify(split: Split, digests: Sequence[bytes], say: Say) -> None:
+def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:
     """Raise UserError where a sample of the store is not, bit for bit, what was read."""
     for sample, content in enumerate(
         read_ahead(split.source, range(len(split.source)))
@@ -100,7 +101,9 @@ def verify(split: Split, digests: Sequence[bytes], say: Say) -> None:
         say(sample + 1, len(split.source), "verifying")
 
 
-def pack_split(split: Split, name: str, form: str, work: Path, say: Say) -> None:
+def pack_split(
+    split: Split[Images], name: str, form: str, work: Path, say: Say
+) -> None:
     """Write one split into the folder `work`. Raises UserError and OSError."""
     columns = split.columns
     names = [columns.entry(sample) for sample in range(len(columns))]

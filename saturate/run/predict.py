@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from saturate.contracts import UserError, counted
-from saturate.dataset.unlabelled import open_unlabelled
 from saturate.engine import memory
 from saturate.engine.checkpoint import Resume
 from saturate.engine.distributed import ProcessWorld, Vote
@@ -50,20 +49,14 @@ def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console)
             output, resuming=resume.within(output), may_hold=record.PREDICTED
         )
         world.first(lambda: stack.enter_context(claim))
-        with console.counting("predict") as progress:
-            found = open_unlabelled(
-                run.predict,
-                start.config.data,
-                content="videos" if settings.kind.medium == "videos" else "images",
-                read_delay_s=start.config.loading.read_delay_ms / 1e3,
-                progress=progress,
-            )
+        found = build.open_files(settings, run.predict, console, flag="--predict")
         # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
         stack.enter_context(world.own_stream())
         asked = settings.kind.predicting(found.split, classes, output)
-        splits = {"train": asked.split, "val": asked.split}
-        assembly = build.build(settings, splits, world, console, predicted=asked.task)
+        assembly = build.build(
+            settings, asked.splits, world, console, predicted=asked.task
+        )
         console.info(*start.messages)
         stop = StopRequest()
         began = time.perf_counter()

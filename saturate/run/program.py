@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from saturate.system.exit_codes import MISTAKE
+from saturate.system.programs import program
 from saturate.system.urls import taken
 from saturate.system.user_files import local_path
 
@@ -16,12 +18,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, name: str, about: str | None) -> None:
         super().__init__(
             prog=name,
-            description=about,
+            description=about
+            and about.replace(f"python -m scripts.{name}", program(name)),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.register("type", Path, _local)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(
+        self, args: Iterable[str] | None = None, namespace: object = None
+    ) -> Any:
         """Return the options of a command line, whose URLs have no secrets."""
         words = sys.argv[1:] if args is None else args
         return super().parse_args([*map(taken, words)], namespace)

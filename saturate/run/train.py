@@ -84,7 +84,7 @@ class Chosen:
 
     step: Step
     graphs: graphed.Outcome
-    choice: autotune.Choice
+    loader_choice: autotune.Choice
     loader: Loader | None  # None: to evaluate
 
 
@@ -113,7 +113,7 @@ class RunFacts:
             "unit": kind.unit,
             "cores_a_rank": self.chosen.step.world.cores(),
             "accumulate": settings.batching.accumulate,
-            **self.chosen.choice.facts(),
+            **self.chosen.loader_choice.facts(),
             **self.chosen.graphs.facts(),
             **kind.facts(plan),
             **schedules.facts(plan),
@@ -123,7 +123,7 @@ class RunFacts:
         """Return by title what the run leaves out, or does otherwise than it was asked to."""
         settings = self.assembly.settings
         config = settings.config
-        found = {"loaders": self.chosen.choice.message(settings.kind.unit)}
+        found = {"loaders": self.chosen.loader_choice.message(settings.kind.unit)}
         if config.run.evaluate:
             return found
         return {
@@ -302,7 +302,7 @@ def choose(
     loader = None
     if not evaluates:
         loader = stack.enter_context(open_loader(choice.loader, assembly.feed))
-    return Chosen(step=step, graphs=graphs, choice=choice, loader=loader)
+    return Chosen(step=step, graphs=graphs, loader_choice=choice, loader=loader)
 
 
 def reporter_of(
@@ -371,7 +371,7 @@ def checkpoints_of(
         step=chosen.step,
         about={
             **assembly.identity.kept(),
-            "loader": chosen.choice.loader,
+            "loader": chosen.loader_choice.loader,
             **used,
             **sketched(assembly.splits["train"].columns, trained),
         },
@@ -407,7 +407,9 @@ def training_of(
             ("val", assembly.val_plan, assembly.val_feed),
         )
     }
-    open_validation = partial(open_loader, chosen.choice.loader, assembly.val_feed)
+    open_validation = partial(
+        open_loader, chosen.loader_choice.loader, assembly.val_feed
+    )
     validation = Validation(
         world=chosen.step.world,
         task=assembly.val_task,

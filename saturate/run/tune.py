@@ -42,7 +42,7 @@ from saturate.run.trial import (
     words,
 )
 from saturate.settings.cli import FolderOrUrl, Settings, flags
-from saturate.settings.config import FACTS, Config, as_yaml, build, parse
+from saturate.settings.config import FACTS_OF, Config, as_yaml, build, parse
 from saturate.settings.run import Run
 from saturate.system.exit_codes import of_program
 from saturate.system.programs import program
@@ -342,7 +342,7 @@ def preset(recipe: Config, changes: Mapping[str, Any]) -> str:
     defaults = Run().model_dump()
     left_out = {
         name
-        for name, facts in FACTS.items()
+        for name, facts in FACTS_OF.items()
         if not facts.recipe
         and (name in OF_ONE_RUN or flat[name] == defaults.get(name, flat[name]))
     }

@@ -240,13 +240,13 @@ def _kinds(annotation: object) -> list[Any]:
     return [annotation]
 
 
-def _metavar(kind: Any) -> str:
+def _metavar(kind: object) -> str:
     """Return how help writes a value of this type."""
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
         return "|".join(map(_metavar, _kinds(get_args(kind)[0])))
-    names = {bool: "true|false", str: "TEXT", NoneType: "none"}
+    names: dict[object, str] = {bool: "true|false", str: "TEXT", NoneType: "none"}
     return names.get(kind, str(getattr(kind, "__name__", kind)).upper())
 
 

@@ -62,7 +62,7 @@ GROUPS = {
     for name, field in Config.model_fields.items()
 }
 GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_fields}
-FACTS: dict[str, Facts] = {
+FACTS_OF: dict[str, Facts] = {
     name: replace(cls.facts, **cast("dict[str, Any]", field.json_schema_extra or {}))
     for cls in GROUPS.values()
     for name, field in cls.model_fields.items()
@@ -208,7 +208,7 @@ def micro_batches(config: Config, ranks: int) -> tuple[int, int]:
 
 def of_ranks(own: Config, first: Mapping[str, Any]) -> Config:
     """Return the settings of a rank: its `own`, and rank 0's (of Config.flat()) where `Facts.ranks` says so."""
-    taken = {name: first[name] for name in FACTS if FACTS[name].ranks == "first"}
+    taken = {name: first[name] for name in FACTS_OF if FACTS_OF[name].ranks == "first"}
     return build({**own.flat(), **taken})
 
 
@@ -217,7 +217,7 @@ def alike(config: Config) -> dict[str, Any]:
     return {
         f"--{name.replace('_', '-')}": value
         for name, value in config.flat().items()
-        if FACTS[name].ranks == "alike"
+        if FACTS_OF[name].ranks == "alike"
     }
 
 
@@ -226,7 +226,7 @@ def _check_read(config: Config, before: Config) -> None:
     may keep what another flag has made idle."""
     chosen = config.flat()
     preset = before.flat()
-    for name, facts in FACTS.items():
+    for name, facts in FACTS_OF.items():
         if not facts.needs or chosen[name] == preset[name]:
             continue
         other, *values = facts.needs

@@ -76,7 +76,7 @@ class Data(Settings):
         None, tasks=AUGMENTED, resume="scanned", of_data=True
     )
     """Labels of the images in an LMDB: prefix = what comes before the first / of a key. Default: those of the
-    list that scripts.pack wrote into it, else prefix."""
+    list that `saturate pack` wrote into it, else prefix."""
     label_key: str | None = setting(
         None, tasks=AUGMENTED, resume="scanned", of_data=True
     )

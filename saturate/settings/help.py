@@ -11,7 +11,7 @@ HELP = """train.py: train image classifiers, detectors, video classifiers and su
 how fast it goes, how fast it could go, and what holds it back.
 
   python train.py --data PHOTOS --val-share 0.2 --config configs/finetune.yaml --weights DEFAULT
-  torchrun --standalone --nproc-per-node 8 train.py --data IMAGENET --config configs/imagenet/resnet50.yaml
+  torchrun --standalone --nproc-per-node 8 -m saturate train --data IMAGENET --config configs/imagenet/resnet50.yaml
   python train.py --predict NEW --resume runs/photos/best.pt
   python train.py --evaluate true --resume runs/photos/best.pt
 

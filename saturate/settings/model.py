@@ -17,7 +17,7 @@ class Model(Settings):
     """Meaning of a batch: {tasks}."""
     arch: str | None = None
     """Architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its
-    name there; timm/NAME of timm's classifiers (python -m scripts.archs lists all); or package.module:function,
+    name there; timm/NAME of timm's classifiers (python -m saturate archs lists all); or package.module:function,
     a function of your own that takes num_classes and returns a network. Default: resnet50, for detectors
     fasterrcnn_resnet50_fpn_v2, for videos r3d_18."""
     weights: str | None = setting(

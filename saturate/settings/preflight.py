@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from saturate.settings.help import HELP
-from saturate.system import exit_codes, limits
+from saturate.system import exit_codes, limits, programs
 from saturate.system.urls import taken
 
 
@@ -42,7 +42,10 @@ def begin(program: str) -> Any:
         # `train.py --help-all | head` closes the pipe
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if asks - {"--help-all"}:
-        print(HELP, end="")
+        text = HELP.replace("python train.py", programs.program("train"))
+        print(
+            text.replace("python -m scripts.archs", programs.program("archs")), end=""
+        )
         sys.exit(0)
     if asks:
         # they import no torch either

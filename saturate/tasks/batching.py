@@ -58,11 +58,10 @@ class Batching:
         self,
         of: Callable[..., P],
         splits: Mapping[str, Split[Any]],
-        training: Any,
-        validation: Any,
-        **more: Any,
+        training: object,
+        validation: object,
     ) -> tuple[P, P]:
-        """Make the plans of training and of validation. `of(columns, policy, ..., **more)` makes one.
+        """Make the plans of training and of validation. `of(columns, policy, ...)` makes one.
 
         A set of few steps gets a smaller batch of training, with which no sample is left out, unless
         --global-batch-size is given. Raises UserError when not even one step can be trained.
@@ -77,7 +76,6 @@ class Batching:
             repeats=self.repeats,
             balance=self._balance(splits["train"].columns),
             **ranks,
-            **more,
         )
         if self.trains:
             shares = train.world_size * train.accumulate
@@ -86,7 +84,7 @@ class Batching:
                 train = replace(train, batch_size=size, keeps_tail=True)
             train.require_a_step()
         columns = splits["val"].columns
-        of_val = partial(of, columns, validation, training=False, **ranks, **more)
+        of_val = partial(of, columns, validation, training=False, **ranks)
         val = of_val(batch_size=self.val_size or train.batch_size)
         # a larger batch would be padding; that of training is there anyway
         most = max(

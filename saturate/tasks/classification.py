@@ -408,6 +408,7 @@ class ClassificationKind(TaskKind):
     registry: ClassVar[Registry] = architectures
     others: ClassVar[Mapping[str, str]] = {"timm/": "saturate.models.timm"}
     figures: ClassVar[tuple[Figure, ...]] = FIGURES
+    exports = True
 
     @property
     def variant(self) -> TaskKind:

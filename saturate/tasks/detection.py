@@ -186,6 +186,7 @@ class DetectionKind(TaskKind):
     content: ClassVar[Content] = "instances"
     cpu_precision = "fp32"
     figures: ClassVar[tuple[Figure, ...]] = FIGURES
+    exports = True
     loss_parts = True
     graphs = False  # as many shapes as canvases
 
@@ -193,6 +194,8 @@ class DetectionKind(TaskKind):
     def variant(self) -> TaskKind:
         if self._parts["keypoints"]:
             return KeypointsKind(**vars(self))
+        if self._parts["masks"]:
+            return MasksKind(**vars(self))
         # torchvision's SSDs have no longer side
         longer = architectures.native(self._arch).longer
         return self if longer else SquaresKind(**vars(self))
@@ -238,8 +241,8 @@ class DetectionKind(TaskKind):
         self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[DetectionPlan, DetectionPlan]:
         policies = detection_policies(self.augmentation, self.detection, native)
-        keep_empty = self.detection.keep_empty
-        return batching.pair(DetectionPlan, splits, *policies, keep_empty=keep_empty)
+        plan = partial(DetectionPlan, keep_empty=self.detection.keep_empty)
+        return batching.pair(plan, splits, *policies)
 
     def used(self, plan: Plan) -> dict[str, Any]:
         assert isinstance(plan, DetectionPlan)
@@ -302,9 +305,16 @@ class SquaresKind(DetectionKind):
     graphs = True
 
 
+class MasksKind(DetectionKind):
+    """Detectors of masks."""
+
+    exports = False
+
+
 class KeypointsKind(DetectionKind):
     """Detectors of keypoints."""
 
+    exports = False
     content = "keypoints"
     predicting = TaskKind.predicting
     unpredicted = "keypoints: a checkpoint does not say how many there are"

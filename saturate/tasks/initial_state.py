@@ -32,7 +32,7 @@ LocalFile = Callable[[str | None], AbstractContextManager[str | None]]
 """Name of a file -> the name under which this rank can read it."""
 TAKEN = {
     name
-    for name, facts in schema.FACTS.items()
+    for name, facts in schema.FACTS_OF.items()
     if facts.evaluation in ("checkpoint", "free")
 }
 """Settings that an evaluation takes from a checkpoint."""
@@ -92,7 +92,7 @@ class Start:
         of_data = {
             name: asked[name]
             for name, value in config.flat().items()
-            if schema.FACTS[name].of_data and value != asked[name]
+            if schema.FACTS_OF[name].of_data and value != asked[name]
         }
         elsewhere = schema.build(config.flat() | of_data) if of_data else None
         averaged = torch_files.meant(checkpoint) == torch_files.AVERAGE
@@ -181,16 +181,6 @@ class Start:
             or native.size,
             mean=asked.mean or native.mean,
             std=asked.std or native.std,
-        )
-
-    @staticmethod
-    def pixels(native: Native, dtype: str) -> Pixels:
-        """Return what loaders make of decoded pixels; `dtype` is that of the step's input."""
-        return Pixels(
-            mean=native.mean,
-            std=native.std,
-            dtype=dtype,
-            interpolation=native.interpolation,
         )
 
     def classes(self, registry: Registry, arch: str) -> ModelClasses | None:
@@ -371,9 +361,9 @@ def _evaluated(
         if name in given:
             trained[other] = None
     for name in sorted(given):
-        if schema.FACTS[name].evaluation != "checkpoint" or chosen[name] == trained.get(
-            name, chosen[name]
-        ):
+        if schema.FACTS_OF[name].evaluation != "checkpoint" or chosen[
+            name
+        ] == trained.get(name, chosen[name]):
             continue
         here = f"--{name.replace('_', '-')} {_shown(chosen[name])}"
         messages.append(
@@ -392,7 +382,7 @@ def _without_training(config: Config) -> Config:
         config.flat()
         | {
             name: defaults[name]
-            for name, facts in schema.FACTS.items()
+            for name, facts in schema.FACTS_OF.items()
             if facts.evaluation == "unused"
         }
     )

@@ -14,7 +14,7 @@ from saturate.dataset.open import Console, Content, open_splits
 from saturate.dataset.val_split import Trained
 from saturate.loaders import Medium, default_loader, of_medium
 from saturate.models import Native, Registry
-from saturate.settings.config import FACTS, Config
+from saturate.settings.config import FACTS_OF, Config
 from saturate.settings.data import Data
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class Predicting:
     split: Split[Any]
     task: Task  # of a validation of it; what its metric returns is what `write` gets
     write: Write
+
+    @property
+    def splits(self) -> Splits:
+        """Return the files in the place of the data to train and to validate on."""
+        return {"train": self.split, "val": self.split}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,7 @@ class TaskKind(ABC):
     # settings that it reads beside those whose facts name it, or no task
     also: ClassVar[tuple[str, ...]] = ()
     loss_parts: ClassVar[bool] = False  # Task.parts names parts of the loss
+    exports: ClassVar[bool] = False  # by saturate/run/export.py, which knows how
     # what --predict is not for, where that is not the whole task
     unpredicted: ClassVar[str] = ""
     # a checkpoint names what its outputs stand for
@@ -213,5 +219,5 @@ class TaskKind(ABC):
 
     def reads(self, setting: str) -> bool:
         """Return whether a setting means anything to this task."""
-        tasks = FACTS[setting].tasks
+        tasks = FACTS_OF[setting].tasks
         return not tasks or self.name in tasks or setting in self.also

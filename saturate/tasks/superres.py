@@ -386,9 +386,7 @@ class SuperresKind(TaskKind):
         self, splits: Splits, native: Native, batching: Batching
     ) -> tuple[PatchPlan, PatchPlan]:
         """Return the plans of patches, and of whole images one a batch."""
-        made = {
-            name: getattr(split.columns, "made", True) for name, split in splits.items()
-        }
+        made = {name: split.columns.made for name, split in splits.items()}
         own = self.superres
         training = PatchPolicy(
             scale=own.scale,

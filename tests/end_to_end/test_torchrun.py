@@ -13,6 +13,7 @@ from tests.end_to_end.runs import (
     STOPPING,
     TIMEOUT_S,
     Runner,
+    importable,
     kept,
     losses,
     reached,
@@ -45,6 +46,16 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     assert progress["epoch"] * 96 + progress["consumed"] == progress["step"] * 8
     assert f"last.pt has step {progress['step']}: go on with" in process.out
     assert not (train.cwd / "run" / "best.pt").exists()
+
+
+def test_the_command_of_the_package_trains_too(train: Runner) -> None:
+    flags = """--loader synthetic --arch squeezenet1_1 --image-size 32 --batch-size 4 --steps 3 --val-every 0
+        --ceilings false --log-every 1 --output run"""
+    words = (*TORCHRUN, "-m", "saturate", "train", *flags.split())
+    process = train.python(*words, env=importable(train.env))
+    assert process.wait() == 0, process.err
+    assert len(losses(train.cwd / "run")) == 3
+    assert (train.cwd / "run" / "last.pt").exists()
 
 
 def test_after_ctrl_c_the_last_line_says_how_to_go_on(

@@ -1,4 +1,5 @@
-"""`pip install .`: what the wheel holds trains in an environment of its own, far from any checkout."""
+"""`pip install`, of a wheel, of a source distribution and of a checkout that stays editable: what is installed
+trains in an environment of its own, far from any checkout."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -34,15 +36,27 @@ def run(*words: object, cwd: Path, env: dict[str, str]) -> str:
     return done.stdout
 
 
+def built(how: str, tree: Path, folder: Path, env: dict[str, str]) -> Path:
+    """The wheel that pip makes of a checkout, in a new folder."""
+    folder.mkdir()
+    build = f"from setuptools import build_meta as b; b.build_{how}({str(folder)!r})"
+    run(sys.executable, "-c", build, cwd=tree, env=env)
+    (made,) = folder.iterdir()
+    if how != "sdist":
+        return made
+    with tarfile.open(made) as files:
+        files.extractall(folder, filter="data")
+    (unpacked,) = folder.glob("*/")
+    return built("wheel", unpacked, folder / "wheel", env)
+
+
 @pytest.mark.slow
-def test_the_wheel_trains_the_demo_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["wheel", "sdist", "editable"])
+def test_what_is_installed_trains_the_demo_set(how: str, tmp_path: Path) -> None:
     tree = copied(tmp_path / "tree")
-    build = "from setuptools import build_meta as b; b.build_wheel('dist')"
-    (tree / "dist").mkdir()
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     clean |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    run(sys.executable, "-c", build, cwd=tree, env=clean)
-    (wheel,) = (tree / "dist").glob("saturate_training-*.whl")
+    wheel = built(how, tree, tmp_path / "built", clean)
     # an environment without our packages, but for those of requirements.txt
     venv = tmp_path / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path, env=clean)
@@ -51,7 +65,10 @@ def test_the_wheel_trains_the_demo_set(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         files.extractall(site)
         tops = {name.partition("/")[0] for name in files.namelist()}
-    assert tops == {"saturate", f"saturate_training-{__version__}.dist-info"}
+    if how == "editable":
+        assert "saturate" not in tops
+    else:
+        assert tops == {"saturate", f"saturate_training-{__version__}.dist-info"}
 
     home = tmp_path / "home"
     home.mkdir()
@@ -61,12 +78,14 @@ def test_the_wheel_trains_the_demo_set(tmp_path: Path) -> None:
     demo_set.write(home / "shapes", 4, 2, progress=False)
     words = "train --config configs/demo.yaml --data shapes --output run --epochs 1"
     words += " --arch squeezenet1_1 --image-size 32 --ceilings false"
-    said = run(
-        venv / "bin/python",
-        *("-c", ANSWERS, *words.split()),
-        cwd=home,
-        env=clean,
-    )
+    command = (venv / "bin/python", "-c", ANSWERS)
+    said = run(*command, *words.split(), cwd=home, env=clean)
     assert said.startswith(f"{__version__}\n")
-    assert "predict:      saturate train --predict FOLDER --resume" in said
+    train, pack = "saturate train", "saturate pack"
+    if how == "editable":
+        train, pack = (f"python {tree / name}.py" for name in ("train", "scripts/pack"))
+    assert f"predict:      {train} --predict FOLDER --resume" in said
+    told = run(*command, "train", "--help", cwd=home, env=clean)
+    assert f"  {train} --data PHOTOS" in told
+    assert f"`{pack} TO" in run(*command, "pack", "--help", cwd=home, env=clean)
     assert (home / "run/last.pt").exists()

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from benchmarks import _loaders, bench, link_set, loader, video_set
-from benchmarks._loaders import Asked, expanded, open_data, opened
+from benchmarks._loaders import Asked, expanded, opened, training_split
 from benchmarks._suite import Suite, results, run
 from benchmarks.baselines import augmentations, pytorch
 from benchmarks.loader import SUITE, Loader, consume, derive, points
@@ -127,7 +127,7 @@ def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
     of_one = name in (*OF_WORKERS, "dali-by-hand", "pil-alone", "pytorch+opencv")
     asked = asked_for(workers=int(name in OF_WORKERS))
     window = "stretch" if name == "pytorch+opencv" else "random-resized"
-    data = open_data(pictures, "images")
+    data = training_split(pictures, "images")
     for rank, size in [(0, 1)] if of_one else [(0, 2), (1, 2)]:
         world = ProcessWorld(torch.device("cpu"))
         world.rank, world.size = rank, size
@@ -150,7 +150,7 @@ def test_a_pass_that_cannot_be(
     said: str,
     pictures: Path,
 ) -> None:
-    data = open_data(pictures, "images")
+    data = training_split(pictures, "images")
     with (
         pytest.raises(UserError, match=said),
         opened(asked_for(**asked), name, data, ALONE),
@@ -235,7 +235,7 @@ def test_two_ranks_pass_over_the_files(
 
 
 def test_reads_of_ours_take_longer_too(pictures: Path) -> None:
-    data = open_data(pictures, "images")
+    data = training_split(pictures, "images")
     feed = _loaders.feed_of(asked_for(delay_s=0.1), "torchvision", data, ALONE)
     began = time.monotonic()
     feed.source.read(0)
@@ -288,7 +288,7 @@ def passed(
     name: str, videos: Path, epochs: int = 1, **changes: Any
 ) -> tuple[list[int], dict[str, Any]]:
     small = {"medium": "videos", "batch_size": 2, "image_size": 16, "clip_frames": 4}
-    data = open_data(videos, "videos")
+    data = training_split(videos, "videos")
     with opened(asked_for(**small | changes), name, data, ALONE) as (passes, tell):
         found = [samples for epoch in range(epochs) for samples in passes(epoch)]
         return found, tell(10.0)

@@ -15,7 +15,7 @@ from saturate.contracts import UserError
 from saturate.settings import config
 from saturate.settings.cli import one_of
 from saturate.settings.config import (
-    FACTS,
+    FACTS_OF,
     GROUP_OF,
     GROUPS,
     Config,
@@ -96,8 +96,8 @@ CHANGED = {
 
 @pytest.mark.parametrize("name", sorted(CHANGED))
 def test_a_flag_that_another_one_makes_idle(name: str, tmp_path: Path) -> None:
-    assert {name for name, facts in FACTS.items() if facts.needs} == CHANGED.keys()
-    other, *values = FACTS[name].needs
+    assert {name for name, facts in FACTS_OF.items() if facts.needs} == CHANGED.keys()
+    other, *values = FACTS_OF[name].needs
     words = CHANGED[name].split()
     flag, needs = (f"--{word.replace('_', '-')}" for word in (name, other))
     with pytest.raises(UserError, match=f"^{flag} is for {needs}.*and this is {needs}"):
@@ -303,7 +303,7 @@ def test_help_lists_every_setting_in_groups(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert len(GROUP_OF) == sum(len(group.model_fields) for group in GROUPS.values())
-    assert {task for facts in FACTS.values() for task in facts.tasks} <= TASKS.keys()
+    assert {task for facts in FACTS_OF.values() for task in facts.tasks} <= TASKS.keys()
     with pytest.raises(SystemExit) as stop:
         parse(["--help-all"])
     assert not stop.value.code

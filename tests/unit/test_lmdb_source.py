@@ -156,7 +156,7 @@ def test_what_is_no_sample_is_left_out_by_name(
     split = opened(data)
     assert len(split.columns) == 4
     said = (split.columns.folder / "rejected.txt").read_text()
-    assert said.count("no class before a '/' in its key; scripts.pack") == 2
+    assert said.count("no class before a '/' in its key; python ") == 2
     assert "a/z\tno known image format" in said
     monkeypatch.setitem(sys.modules, "lmdb", None)
     assert "pip install lmdb" in refused(lambda: opened(data))

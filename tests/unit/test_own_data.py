@@ -12,7 +12,7 @@ from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import open_splits
 from saturate.dataset.val_split import sketched
 from saturate.run import pack
-from saturate.settings.config import FACTS, build
+from saturate.settings.config import FACTS_OF, build
 from saturate.tasks.initial_state import Start
 from tests.unit.folders import JPEG, PNG, fill, refused
 from tests.unit.test_splits import Console
@@ -187,7 +187,7 @@ def test_an_error_of_both_readings_is_that_of_the_data(run: Run) -> None:
 
 def test_settings_of_the_data_are_those_that_say_what_of_it_is_read() -> None:
     """A resume names each as a reason why the data differ."""
-    of_data = {name for name, facts in FACTS.items() if facts.of_data}
+    of_data = {name for name, facts in FACTS_OF.items() if facts.of_data}
     assert {"val_share", "val_seed", "val_group", "source", "label_key"} < of_data
     for name in of_data:
-        assert FACTS[name].resume in ("scanned", "located"), name
+        assert FACTS_OF[name].resume in ("scanned", "located"), name

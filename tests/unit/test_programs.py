@@ -15,6 +15,7 @@ from saturate.run import export
 from saturate.run.build import resolve
 from saturate.settings.config import parse
 from saturate.tasks.initial_state import Start
+from tests.end_to_end.runs import draw
 from tests.unit.folders import refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,22 @@ def test_an_export_whose_data_was_moved_says_what_else_it_is_checked_on(
 ) -> None:
     config = parse(f"--data gone {flags}".split())
     start = Start.of(config, (), {}, path=None, origin="")
-    settings = resolve(start, ProcessWorld(torch.device("cpu")))
-    said = refused(lambda: export.opened(settings, None))
+    world = ProcessWorld(torch.device("cpu"))
+    settings = resolve(start, world)
+    said = refused(lambda: export.assembled(settings, None, world))
     assert said.startswith("--data gone: no such folder") and "--images FOLDER" in said
+
+
+def test_an_export_is_not_checked_on_data_of_other_classes(tmp_path: Path) -> None:
+    data = draw(tmp_path / "data", classes=("cat", "fox"), train=1, val=1)
+    start = Start(
+        config=parse(f"--data {data} --manifest-dir {tmp_path}".split()),
+        messages=[],
+        weights=None,
+        origin="--resume run/best.pt",
+        trained=("cat", "dog"),
+    )
+    world = ProcessWorld(torch.device("cpu"))
+    said = refused(lambda: export.assembled(resolve(start, world), None, world))
+    assert "class 'fox' of 2 is none of the 2 classes of --resume run/best.pt" in said
+    assert "or check the file on --images FOLDER" in said

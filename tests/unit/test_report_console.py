@@ -205,11 +205,12 @@ def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:
 def test_the_command_to_export_is_there_for_what_is_exported(
     task: str, tmp_path: Path
 ) -> None:
-    for arch, boxes in (("own", True), ("maskrcnn_resnet50_fpn", False)):
+    for arch, boxes in ((None, True), ("maskrcnn_resnet50_fpn", False)):
         stream = io.StringIO()
-        summary = SUMMARY | {"task": task, "arch": arch}
-        Console(stream=stream).result(summary, KIND, folder=tmp_path)
-        assert ("export:" in stream.getvalue()) == (task in EXPORTED and boxes)
+        kind = kind_of(build({"task": task, "arch": arch}))
+        Console(stream=stream).result(SUMMARY, kind, folder=tmp_path)
+        exported = task in EXPORTED and (boxes or task != "detection")
+        assert ("export:" in stream.getvalue()) == exported
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def _read(
     categories: list[Category] = []
     annotations = _Annotations()
 
-    def take(key: str, entry: Any) -> None:
+    def take(key: str, entry: object) -> None:
         if key == "images":
             images.append(annotation_file.image(entry))
         elif key == "categories":

@@ -134,7 +134,7 @@ def source_of(
     return (PairFiles if source.files else PairSource)(source, images, low)
 
 
-def split_of(columns: Pairs, high: Source, low: Source | None = None) -> Split:
+def split_of(columns: Pairs, high: Source, low: Source | None = None) -> Split[Pairs]:
     """Return columns and bytes of pairs as a split; `high` and `low` are the sources of its images."""
     small = None
     if low is not None and columns.of_low is not None:

@@ -40,7 +40,7 @@ def open_pairs(
     source: str = "auto",
     read_delay_s: float = 0.0,
     **how: Unpack[Options],
-) -> tuple[Split, list[str]]:
+) -> tuple[Split[Pairs], list[str]]:
     """Open "train" or "val" of a set for super-resolution, and return lines that say what was left out.
 
     Images with a side below `least` pixels are. A sample is one of `patches` patches of an image. `source`
@@ -96,7 +96,7 @@ def open_pairs(
 
 def _packed(
     data: Path, split: str, source: str, read_delay_s: float, how: Options
-) -> Split:
+) -> Split[Images]:
     """Return columns and bytes of the large images in a store."""
     module = source_named(source)
     if module.FILES:
@@ -219,7 +219,7 @@ def _partners(high: Images, low: Images, scale: int) -> Array:
     return small
 
 
-def _too_small(high: Split, images: Array, split: str, least: int) -> str:
+def _too_small(high: Split[Images], images: Array, split: str, least: int) -> str:
     """Return the line that tells of images that are too small, and write their names beside the columns."""
     few = counted(len(images), "image")
     message = f"{few} left out, with a side below {least} pixels"

@@ -75,6 +75,7 @@ class NoManifest(Exception):
 
 
 S = TypeVar("S", bound="Manifest")
+Samples = TypeVar("Samples", int, Array)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,7 +114,7 @@ class Manifest:
             else ""
         )
 
-    def files(self, samples: Any) -> Any:
+    def files(self, samples: Samples) -> Samples:
         """Return the file that each sample is in, for one id or an array of them."""
         return samples
 

@@ -23,7 +23,7 @@ SOURCES = {
     "tar": "saturate.dataset.stores.tar",
     "arrow": "saturate.dataset.stores.arrow",
 }
-"""--source -> module: a SourceModule, or what dataset.stores.shards.ShardStore makes one of, with `walk`.
+"""--source -> module: a SourceModule, or one whose `KIND` dataset.stores.shards.ShardStore makes one of.
 
 Where --source auto finds nothing, the first one says what is missing.
 """
@@ -34,6 +34,9 @@ class SourceModule(Protocol):
 
     FILES: bool  # each sample is a file of its own, so that decoders which open files themselves can be used
     HOLDS: str  # what --data must be, in words that follow "it must be"
+    LABELS: (
+        str  # field of config.Data whose value `open` is given as `labels`; "" = none
+    )
 
     def missing(self, data: Path, split: str) -> str:
         """Return what `data` lacks to hold the split of that name in this form, or "" when it is there.
@@ -52,7 +55,6 @@ class SourceModule(Protocol):
     ) -> Split[Images]:
         """Open a split of images with a label: its columns, a dataset.images.columns.Images, and their bytes.
 
-        A module with LABELS, the name of a field of config.Data, is also given what that says, as `labels`.
         `classes` are those of training, where this is validation. Raises UserError.
         """
 
@@ -64,12 +66,12 @@ def source_named(name: str) -> Any:
             f"--source got '{name}', which is unknown; known: {', '.join(['auto', *SOURCES])}"
         )
     module = import_module(SOURCES[name])
-    if not hasattr(module, "walk"):
+    if not hasattr(module, "KIND"):
         return module
     # here, since it imports files of this folder
     from saturate.dataset.stores.shards import ShardStore
 
-    return ShardStore(name, module)
+    return ShardStore(name, module.KIND)
 
 
 def choose_source(name: str, data: Path, split: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,14 +20,15 @@ from saturate.contracts import Array, UserError
 from saturate.dataset.scan.file_tree import names_below
 from saturate.dataset.scan.lists import require_once
 from saturate.dataset.scan.manifest import printable
-from saturate.dataset.stores.shards import Entry, Shard, ShardList
+from saturate.dataset.stores.shards import Entry, Shard, ShardKind, ShardList
 from saturate.system import storage
+from saturate.system.programs import program
 from saturate.system.user_files import read_text
 
+if TYPE_CHECKING:
+    import pyarrow
+
 ENDING = ".arrow"
-HOLDS = "a folder that datasets.save_to_disk wrote, one with train/*.arrow, or one of datasets' cache"
-MAPPED = True
-"""`walk` maps its shard into memory: ShardStore then walks it in a process of its own."""
 ALIASES = {"val": ("validation", "val", "test")}
 """Our name of a split -> the names that datasets may give it; the first one that is there is taken."""
 ABOUT = ("state.json", "dataset_info.json")
@@ -148,7 +149,7 @@ def prepare(shards: ShardList, label_key: str | None) -> Schema:
         return schema_of(schema, path, label_key)
 
 
-def _lacks(what: str, schema: Any, path: Path) -> UserError:
+def _lacks(what: str, schema: pyarrow.Schema, path: Path) -> UserError:
     columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
     return UserError(
         f"--data: {path} has no column of {what} that is known by its type or name; it has "
@@ -156,7 +157,7 @@ def _lacks(what: str, schema: Any, path: Path) -> UserError:
     )
 
 
-def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
+def schema_of(schema: pyarrow.Schema, path: Path, label_key: str | None) -> Schema:
     """Return the columns of images, binary or structs of bytes and path, and of labels. Raises UserError."""
     names = [*schema.names]
     require_once(names, f"the schema of {path}")
@@ -186,10 +187,10 @@ def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
     return Schema(image=image, label=label, classes=classes or None)
 
 
-def _features(schema: Any, path: Path) -> dict[str, Any]:
+def _features(schema: pyarrow.Schema, path: Path) -> dict[str, Any]:
     """Return what datasets says of the columns, in the schema or beside the shard; {} for nothing."""
     metadata = (schema.metadata or {}).get(b"huggingface", b"")
-    features: Any = None
+    features: object = None
     with suppress(ValueError, LookupError, TypeError):
         features = json.loads(metadata)["info"]["features"]
     features = features or read_json(path.parent / "dataset_info.json").get("features")
@@ -208,11 +209,11 @@ def _one_of(names: Sequence[str], preferred: Sequence[str]) -> str:
     return next((name for name in preferred if name in names), "")
 
 
-def _is_binary(kind: Any) -> bool:
+def _is_binary(kind: pyarrow.DataType) -> bool:
     return str(kind) in ("binary", "large_binary")
 
 
-def _is_struct(kind: Any) -> bool:
+def _is_struct(kind: pyarrow.DataType) -> bool:
     """Whether a column is of structs with a field `bytes`, which is binary."""
     if not str(kind).startswith("struct<"):
         return False
@@ -220,7 +221,9 @@ def _is_struct(kind: Any) -> bool:
     return place >= 0 and _is_binary(kind.field(place).type)
 
 
-def labels_of(batch: Any, schema: Schema, path: Path) -> list[str | None]:
+def labels_of(
+    batch: pyarrow.RecordBatch, schema: Schema, path: Path
+) -> list[str | None]:
     """Return the label of each row; None where it has none. Raises UserError."""
     column = batch.column(schema.label)
     if str(column.type).startswith("dictionary<"):
@@ -258,7 +261,9 @@ def damaged(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Iterator[Any], Any]]:
+def _opened(
+    path: Path,
+) -> Iterator[tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch], pyarrow.Buffer]]:
     """Map an Arrow file, a stream or not: its schema, its batches, and all its bytes. Raises UserError."""
     try:
         import pyarrow
@@ -284,7 +289,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, Iterator[Any], Any]]:
             raise ValueError("no end mark of an Arrow stream")
 
 
-def _stream(reader: Any, source: Any) -> Iterator[Any]:
+def _stream(
+    reader: pyarrow.RecordBatchReader, source: pyarrow.BufferReader
+) -> Iterator[pyarrow.RecordBatch]:
     yield from reader
     if source.tell() != source.size():
         raise ValueError(f"it goes on at byte {source.tell():,}, behind its end mark")
@@ -309,7 +316,11 @@ def walk(shard: Shard) -> Iterator[Entry]:
 
 
 def _entries(
-    batch: Any, shard: Shard, buffer: Any, schema: Schema, first: int
+    batch: pyarrow.RecordBatch,
+    shard: Shard,
+    buffer: pyarrow.Buffer,
+    schema: Schema,
+    first: int,
 ) -> Iterator[Entry]:
     """Yield the images of a batch, whose rows are numbered from `first`."""
     path = Path(shard.path)
@@ -331,8 +342,8 @@ def _entries(
     for row, (is_there, begin, size, name, label) in enumerate(rows, first):
         if not is_there and name:
             raise UserError(
-                f"--data: {path}:row {row} has a path, {printable(name)}, and no bytes: python -m "
-                "scripts.pack TO --from FOLDER packs the files themselves"
+                f"--data: {path}:row {row} has a path, {printable(name)}, and no bytes: "
+                f"{program('pack')} TO --from FOLDER packs the files themselves"
             )
         if not is_there or label is None:
             why = f"no label in the column {schema.label}" if is_there else "no image"
@@ -341,7 +352,9 @@ def _entries(
             yield Entry(name, begin, size, label, row)
 
 
-def _ranges(content: Any, buffer: Any, path: Path) -> tuple[Array, Array]:
+def _ranges(
+    content: pyarrow.Array, buffer: pyarrow.Buffer, path: Path
+) -> tuple[Array, Array]:
     """Return int64 [n], [n]: the byte of the file at which each value begins, and its size.
 
     `content`: a column of n binary values, which lies in `buffer`, the file. Raises UserError.
@@ -361,15 +374,25 @@ def _ranges(content: Any, buffer: Any, path: Path) -> tuple[Array, Array]:
     if length and not 0 < begin <= buffer.size - length:
         raise UserError(
             f"--data: {path} is compressed, so that nothing of it can be read by its place; write it again "
-            "without compression, or python -m scripts.pack TO --from the files"
+            f"without compression, or {program('pack')} TO --from the files"
         )
     return begin + offsets[:-1], np.diff(offsets)
 
 
-def _names(column: Any, binary: bool) -> list[bytes]:
+def _names(column: pyarrow.Array, binary: bool) -> list[bytes]:
     """Return the path of each row; b"" where it has none, or one that is no name."""
     place = -1 if binary else column.type.get_field_index("path")
     if place < 0 or str(column.type.field(place).type) not in STRINGS:
         return [b""] * len(column)
     paths = column.field(place).cast("large_binary").to_pylist()
     return [path if path and b"\0" not in path else b"" for path in paths]
+
+
+KIND = ShardKind(
+    ending=ENDING,
+    walk=walk,
+    holds="a folder that datasets.save_to_disk wrote, one with train/*.arrow, or one of datasets' cache",
+    mapped=True,
+    find=find,
+    prepare=prepare,
+)

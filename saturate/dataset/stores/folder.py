@@ -25,6 +25,7 @@ from saturate.system.user_files import NOT_REGULAR, is_no_file, open_bytes
 
 FILES = True
 HOLDS = "a folder with train/<class>/* and val/<class>/*"
+LABELS = ""
 MEND = (
     "put it back and go on with --resume auto, "
     "or take the files as they are with --rescan, which begins a new run"

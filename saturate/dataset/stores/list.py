@@ -26,6 +26,7 @@ from saturate.system.user_files import open_bytes
 
 FILES = True
 HOLDS = "a folder with, or beside, lists of images: train.csv and val.csv"
+LABELS = ""
 GRAMMAR = Grammar(
     expected="a line is 'path label', separated in all lines by TABs, commas (then quote a path that holds "
     "one) or blanks"

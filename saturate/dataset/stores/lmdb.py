@@ -30,6 +30,7 @@ from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import Rejected, Rejects, printable
 from saturate.dataset.stores.entries import EntrySource
 from saturate.system import processes, storage
+from saturate.system.programs import program
 from saturate.system.user_files import open_bytes
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class Store(Entries):
         self.path = path
         self.file = os.path.realpath(path / "data.mdb" if path.is_dir() else path)
         self._state: tuple[int, ...] | None = None
-        self._held: Any = None  # keeps the environment open
+        self._held: object = None  # keeps the environment open
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}
@@ -360,7 +361,7 @@ def _by_prefix(
         else:
             rejects(
                 store.shown(key),
-                "no class before a '/' in its key; scripts.pack writes stores with labels",
+                f"no class before a '/' in its key; {program('pack')} writes stores with labels",
             )
     labels = file_tree.numbered(
         sorted(set(folders)), classes, f"{store.path} has class"

@@ -5,8 +5,7 @@
     columns  in the order of the names, with `shard` and `offset` beside `size`: ShardImages
     read     one range of a shard, by the columns alone; a shard that has changed by then is refused
 
-A kind of shards is a module with `ENDING` and `walk(shard)`, and a line in dataset.stores.SOURCES; ShardStore
-says what else such a module may have.
+A kind of shards is a module whose `KIND` is a ShardKind, and a line in dataset.stores.SOURCES.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, Unpack
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, Unpack
 
 import numpy as np
 
@@ -253,12 +252,34 @@ class Shard:
     file: BinaryIO  # at its beginning; may be read and sought as any
     size: int  # bytes
     label_key: str | None = None  # what --label-key says
-    about: Any = None  # what the kind's `prepare` has returned
+    about: About | None = None  # what the kind's `prepare` has returned
     rejects: list[tuple[bytes, str]] = field(default_factory=list)  # (name, why)
 
     def reject(self, name: bytes, why: str) -> None:
         """Name what is no sample in rejected.txt."""
         self.rejects.append((name, why))
+
+
+class About(Protocol):
+    """What the shards of a split have in common."""
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Return the names of the classes, where shards have them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardKind:
+    """A kind of shards: how one is walked, and where it differs from others."""
+
+    ending: str  # of shards' names
+    walk: Callable[[Shard], Iterator[Entry]]
+    holds: str = ""  # what --data must be, in words that follow "it must be"
+    mapped: bool = False  # a walk maps its shard, and is therefore done in a process
+    # (data, split) -> its shards; such a kind opens files, and reads no shards.txt
+    find: Callable[[Path, str], ShardList | None] | None = None
+    # (shards, what --label-key says) -> what each walk has as `shard.about`
+    prepare: Callable[[ShardList, str | None], About] | None = None
 
 
 Row = tuple[bytes, int, Entry]
@@ -274,9 +295,9 @@ class _Listing(Entries):
         expected="a label is the number of a class, or its name"
     )
 
-    kind: Any
+    kind: ShardKind
     shards: ShardList
-    about: Any  # what the kind's `prepare` has returned
+    about: About | None  # what the kind's `prepare` has returned
     label_key: str | None = None
     classes: Sequence[str] | None = None
     named: Sequence[str] | None = None
@@ -315,7 +336,7 @@ class _Listing(Entries):
             self._held = shard, first, data
         return data[begin - first :][:length]
 
-    def shown(self, index: Any) -> bytes:
+    def shown(self, index: bytes | int) -> bytes:
         """Return what rejected.txt calls an entry, or a class."""
         if isinstance(index, bytes):
             return index
@@ -387,7 +408,7 @@ class _Listing(Entries):
         # read is ended by the system
         threads = (
             not shards.urls
-            and not getattr(self.kind, "MAPPED", False)
+            and not self.kind.mapped
             and sum(size for size, _ in shards.versions) <= FEW
         )
         workers = min(count, 8 if threads else min(32, max(4 * int(cores()), 1)))
@@ -448,34 +469,23 @@ class _Listing(Entries):
 
 
 class ShardStore:
-    """A store of shards of one kind: a dataset.stores.SourceModule around the kind's module.
-
-    The module has `ENDING`, of shards' names, and `walk(shard)`, which yields an Entry for each image. It may
-    have
-
-    - `HOLDS`, what --data must be, in words;
-    - `MAPPED`: a walk maps its shard, and is therefore done in a process;
-    - `find(data, split)`, which returns a ShardList or None: such a kind opens files, and reads no shards.txt;
-    - `prepare(shards, label_key)`, whose result each walk has as shard.about, and the names of classes as its
-      `classes`.
-    """
+    """A store of shards of one kind, as dataset.stores.SourceModule says."""
 
     FILES = False
     LABELS = "label_key"
 
-    def __init__(self, name: str, kind: Any) -> None:
+    def __init__(self, name: str, kind: ShardKind) -> None:
         self.name = name
         self.kind = kind
-        self.ending: str = kind.ENDING
-        self.HOLDS: str = getattr(
-            kind,
-            "HOLDS",
-            f"a folder with {name} shards, train/*{self.ending}, or their URLs in train/shards.txt",
+        self.ending = kind.ending
+        self.HOLDS = (
+            kind.holds
+            or f"a folder with {name} shards, train/*{self.ending}, or their URLs in train/shards.txt"
         )
 
     def _urls(self, data: Path, split: str) -> dict[str, str]:
         """Return name -> URL of the shards that shards.txt names. Raises UserError."""
-        return {} if hasattr(self.kind, "find") else urls_of(data / split)
+        return {} if self.kind.find else urls_of(data / split)
 
     def _find(self, data: Path, split: str) -> ShardList | None:
         """Return the shards that are files; None where there are none. Raises UserError and OSError."""
@@ -483,9 +493,8 @@ class ShardStore:
         folder = data / split
 
         def find() -> ShardList | None:
-            if hasattr(self.kind, "find"):
-                listed: ShardList | None = self.kind.find(data, split)
-                return listed
+            if self.kind.find:
+                return self.kind.find(data, split)
             inside = file_tree.names_below(folder)
             found = named.shards(inside, self.ending, str(folder))
             if found:
@@ -545,13 +554,12 @@ class ShardStore:
             shards = found
         folder = shards.folder
         about = None
-        if hasattr(self.kind, "prepare"):
+        if self.kind.prepare:
             prepare = partial(self.kind.prepare, shards, labels)
             with reading(folder):
                 about = storage.in_scan(prepare, lambda: str(folder))
-        named = getattr(about, "classes", None) or class_names(
-            folder, real, real / "train"
-        )
+        named = about.classes if about else None
+        named = named or class_names(folder, real, real / "train")
         listing = _Listing(
             kind=self.kind,
             shards=shards,

@@ -16,9 +16,8 @@ from typing import BinaryIO, NamedTuple
 
 from saturate.contracts import UserError
 from saturate.dataset.scan.manifest import printable
-from saturate.dataset.stores.shards import Entry, Shard
+from saturate.dataset.stores.shards import Entry, Shard, ShardKind
 
-ENDING = ".tar"
 IMAGES = frozenset(
     # as WebDataset and we have them
     b"jpg jpeg jpe jfif png gif bmp webp tif tiff ppm pgm pbm pnm img image".split()
@@ -209,3 +208,6 @@ def _listed(names: Sequence[bytes]) -> str:
     """Return the first of some names."""
     few = ", ".join(printable(name) for name in sorted(names)[:3])
     return few + ", ..." * (len(names) > 3)
+
+
+KIND = ShardKind(ending=".tar", walk=walk)

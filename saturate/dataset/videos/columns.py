@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntFlag
-from typing import Any
 
 import numpy as np
 
 from saturate.contracts import Array
-from saturate.dataset.scan.manifest import Manifest
+from saturate.dataset.scan.manifest import Manifest, Samples
 
 # the column `container` holds the index; mp4 is also mov, mkv also webm
 CONTAINERS = ("mp4", "mkv", "avi", "ts", "mpg", "flv", "asf", "ogg")
@@ -167,7 +166,7 @@ class Videos(Manifest):
             self, label=numbers[self.label].astype(np.int32), classes=classes
         )
 
-    def files(self, samples: Any) -> Any:
+    def files(self, samples: Samples) -> Samples:
         """Return the file that each sample is in, for one id or an array of them."""
         return self.file[samples]
 

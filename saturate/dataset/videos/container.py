@@ -31,7 +31,7 @@ def open_video(
     """
     # no decoder is opened
     options = {"codec_whitelist": "none"} if known else {}
-    file: Any = (
+    file: io.BytesIO | str = (
         io.BytesIO(path_or_bytes)
         if isinstance(path_or_bytes, memoryview)
         else os.fsdecode(path_or_bytes)
@@ -39,7 +39,9 @@ def open_video(
     return av.open(file, container_options=options, **_LENIENT)
 
 
-def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
+def read_packets(
+    file: av.container.InputContainer, stream: av.VideoStream
+) -> Iterator[av.Packet[av.VideoStream]]:
     """Yield the packets of a stream, then an empty one.
 
     PyAV's own generator loses 260 bytes for good where it is left before its end and not closed (18.1): this
@@ -50,7 +52,9 @@ def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any
         yield from packets
 
 
-def unpacked(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
+def unpacked(
+    file: av.container.InputContainer, stream: av.VideoStream
+) -> Iterator[av.VideoFrame]:
     """Yield all frames of packed MPEG-4, in the order of display.
 
     The decoder gives them times of neighbours; use their number instead.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import av
 import av.logging
 import numpy as np
+from av.container import InputContainer
 from av.stream import Discard, Disposition
 
 from saturate.contracts import Array, counted
@@ -186,7 +187,9 @@ def _times(file: Any, path: bytes, size: int) -> Times:
     return Times(record, pts, keys)
 
 
-def _stream_flags(stream: Any, codec: str, first: Any) -> Flags:
+def _stream_flags(
+    stream: av.VideoStream, codec: str, first: av.Packet[av.VideoStream]
+) -> Flags:
     """Return the Flags that a stream's description and its `first` packet tell."""
     context = stream.codec_context
     flags = Flags(0)
@@ -236,7 +239,7 @@ def _rotation(file: Any, path: bytes, stream: int) -> int:
     raise Rejected("has a display matrix, and no frame that can be decoded")
 
 
-def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
+def _demuxed(file: InputContainer, stream: av.VideoStream) -> Iterator[Any]:
     """Return an iterator over the stream's packets, without the empty one at the end."""
     for other in file.streams:
         if other.index != stream.index:
@@ -245,7 +248,7 @@ def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
 
 
 def _packets(
-    file: Any, stream: Any, codec: str, container: str
+    file: InputContainer, stream: av.VideoStream, codec: str, container: str
 ) -> tuple[Array, Flags, Any]:
     """Return (a PACKET for each packet, in the order of decoding; their Flags; the first one)."""
     rows: list[tuple[Any, ...]] = []
@@ -305,7 +308,7 @@ def _packets(
     return packets, flags, first
 
 
-def _frames(file: Any, stream: Any) -> Iterator[Any]:
+def _frames(file: InputContainer, stream: Any) -> Iterator[Any]:
     """Yield the frames of a file in sequence, without those that cannot be decoded."""
     for packet in read_packets(file, stream):
         with suppress(av.error.FFmpegError):
@@ -315,7 +318,7 @@ def _frames(file: Any, stream: Any) -> Iterator[Any]:
 def _in_sequence(path: bytes, stream: int, *, packed: bool) -> tuple[Array, Array]:
     """Decode a file; return the times of its frames and which are key frames, from the first of those on."""
     with open_video(path) as file:
-        source = file.streams[stream]
+        source: Any = file.streams[stream]
         frames = unpacked(file, source) if packed else _frames(file, source)
         rows = [(frame.pts, is_key(frame)) for frame in frames]
     if not rows or (any(time is None for time, _ in rows) and not packed):
