@@ -57,8 +57,8 @@ from saturate.contracts import UserError
 from saturate.loaders import Medium
 from saturate.loaders.images.decoders import READERS
 from saturate.report import hardware
+from saturate.report.facts import mean
 from saturate.report.meter import Meter, spread
-from saturate.report.summary import mean
 from saturate.settings.cli import one_of
 from saturate.settings.config import parse
 from saturate.settings.types import NotNegative

@@ -34,8 +34,8 @@ from benchmarks._suite import (
 from saturate.contracts import RateWindow
 from saturate.engine import precision
 from saturate.engine.distributed import default_workers
+from saturate.report.facts import PHASES
 from saturate.report.meter import bound, spread, steady
-from saturate.report.summary import PHASES
 from saturate.run.trial import (
     GENTLER,
     MEASURED_ONLY,

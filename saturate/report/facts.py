@@ -5,16 +5,32 @@ summary.json, the console, TensorBoard, trackers, results.csv, report.html and d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from saturate.contracts import Figure, Reported, World, counted
-from saturate.report import stages, summary, what_if
+from saturate.report import stages, what_if
 from saturate.report.advice import IDLE, Summary, advice, look_up, unit_of
 from saturate.report.meter import bound, too_high
-from saturate.report.summary import EMA, PHASES
 from saturate.report.words import metric, number
 
+PHASES = (
+    "transforms",
+    "data_wait",
+    "transfer",
+    "forward",
+    "backward",
+    "update",
+    "graph",
+)
+"""Phases of a step, in their order; see report/phases.py. A step that is a CUDA graph has `graph` in place of
+the three before it, and `transforms` is of runs with --transforms alone.
+"""
+EMA = "ema_"
+"""Begins the names of the average's figures (--ema) beside the network's."""
 CHOSEN = "chosen by auto"
 """Title of the line that a run begins and ends with."""
 SHARES = "shares of the compute ceiling (the loader's up to 1.5)"
@@ -144,7 +160,38 @@ def _energy(of_ranks: Sequence[tuple[float | None, ...]]) -> dict[str, float] | 
     return {"run_kwh": sum(joules) / 3.6e6, "joules_a_sample": sum(watts) / rates[0]}
 
 
-OF_RANKS: dict[object, str] = {None: "", sum: "sum", summary.mean: "mean"}
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of those that are not None; None of nothing."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def clips(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sum what the ranks' loaders of clips have done, in `training` and in the last `validation` (Counts).
+
+    `frames` are those of a clip, `rate` is in clips a second.
+    """
+    frames, rate = of_ranks[0]["frames"], of_ranks[0]["rate"]
+    decoded = sum(counts["training"].decoded for counts in of_ranks)
+    delivered = sum(counts["training"].delivered for counts in of_ranks)
+    result: dict[str, Any] = {
+        "frames": frames,
+        "frames_per_s": rate and rate * frames,
+        "decoded_per_delivered": decoded / delivered if delivered else None,
+    }
+    for prefix, name in (("", "training"), ("val_", "validation")):
+        fallbacks: Counter[str] = Counter()
+        refusals: dict[str, str] = {}
+        for counts in of_ranks:
+            fallbacks += counts[name].fallbacks
+            # by sort of file; where several ranks have a reason, the first rank's stands
+            refusals = counts[name].refusals | refusals
+        result[f"{prefix}fallbacks"] = dict(fallbacks)
+        result[f"{prefix}refusals"] = refusals
+    return result
+
+
+OF_RANKS: dict[object, str] = {None: "", sum: "sum", mean: "mean"}
 """How values of ranks become one, in the words of docs/rates.md."""
 
 # --- what rows say ----------------------------------------------------------------
@@ -358,16 +405,16 @@ FACTS = (
         "gpu.utilisation",
         "share of the time",
         Curve("gpu/utilisation", "utilisation", "GPU busy, 0 to 1"),
-        over_ranks=summary.mean,
+        over_ranks=mean,
     ),
-    Fact("gpu.power_w", "", Curve("gpu/power_w", "power, W"), over_ranks=summary.mean),
+    Fact("gpu.power_w", "", Curve("gpu/power_w", "power, W"), over_ranks=mean),
     Fact(
         "gpu.sm_mhz",
         "of a busy GPU",
         Curve("gpu/sm_mhz", "SM clock, MHz"),
-        over_ranks=summary.mean,
+        over_ranks=mean,
     ),
-    Fact("gpu.throttled", "share of readings", over_ranks=summary.mean),
+    Fact("gpu.throttled", "share of readings", over_ranks=mean),
     Fact("cpu.utilisation", "share of the cores that this process may use"),
     Fact("cpu.steal", "share of the time that the host gave to other machines"),
     Fact("energy", "of all GPUs; `run_kwh` since the begin", over_ranks=_energy),
@@ -395,7 +442,7 @@ FACTS = (
         "clips",
         "frames, and what other decoders took (--task video)",
         line=Line("frames", _frames),
-        over_ranks=summary.clips,
+        over_ranks=clips,
     ),
     Fact("clips.fallbacks", "clips by sort of file", line=Line("fallback", _fallback)),
     Fact("detection", "boxes and padding (--task detection)"),

@@ -29,6 +29,7 @@ from saturate.contracts import (
 from saturate.report import curves, facts, pictures, stages, summary
 from saturate.report.advice import look_up
 from saturate.report.console import Bar, Console
+from saturate.report.facts import EMA, PHASES, mean
 from saturate.report.hardware import (
     Sampler,
     device_memory,
@@ -38,7 +39,6 @@ from saturate.report.hardware import (
 from saturate.report.meter import Meter, too_high
 from saturate.report.record import FAILED_SAMPLES, REJECTED, RESULTS, Record
 from saturate.report.sinks import Boards
-from saturate.report.summary import EMA, PHASES
 from saturate.report.tensorboard import GLANCE, PAGES
 from saturate.report.words import figures, number
 from saturate.system import fonts
@@ -342,7 +342,7 @@ class Reporter:
         self._record.point("val", step, line)
         names = [figure.name for figure in self._task.figures]
         names += [EMA + name for name in names] if averaged else []
-        self._now["now.train_loss"] = summary.mean(self._train_losses)
+        self._now["now.train_loss"] = mean(self._train_losses)
         columns = {
             fact.column: self._now.get(fact.key) for fact in facts.FACTS if fact.column
         }

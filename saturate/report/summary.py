@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,10 @@ import numpy as np
 import torch
 
 from saturate.contracts import Array, Figure, Loader, Split, World
+from saturate.report.facts import EMA, mean
 from saturate.report.hardware import SECTIONS, hardware
 from saturate.settings.config import Config, as_yaml
 
-PHASES = (
-    "transforms",
-    "data_wait",
-    "transfer",
-    "forward",
-    "backward",
-    "update",
-    "graph",
-)
-"""Phases of a step, in their order; see report/phases.py. A step that is a CUDA graph has `graph` in place of
-the three before it, and `transforms` is of runs with --transforms alone.
-"""
 BESIDE = ("transforms", "transfer")
 """Phases that run beside the others, in workers and on another stream: they are no part of a step's duration.
 """
@@ -39,8 +27,6 @@ LATE = slice(1000, 1100)
 """Steps whose medians are compared: a loader that takes memory for long is slow in the first of them."""
 NO_LOSS = {"step", "lr", "grad_norm", "loss_scale"}
 """Entries of a point of training beside the loss and its terms."""
-EMA = "ema_"
-"""Begins the names of the average's figures (--ema) beside the network's."""
 DETECTION = ("instances_per_image", "padding")
 """Keys by which tasks/detection.py describes its plan; told apart, beside the rate of instances."""
 
@@ -97,31 +83,6 @@ def describe(
         "config": as_yaml(config),
         "log": config.run.log,
     }
-
-
-def clips(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum what the ranks' loaders of clips have done, in `training` and in the last `validation` (Counts).
-
-    `frames` are those of a clip, `rate` is in clips a second.
-    """
-    frames, rate = of_ranks[0]["frames"], of_ranks[0]["rate"]
-    decoded = sum(counts["training"].decoded for counts in of_ranks)
-    delivered = sum(counts["training"].delivered for counts in of_ranks)
-    result: dict[str, Any] = {
-        "frames": frames,
-        "frames_per_s": rate and rate * frames,
-        "decoded_per_delivered": decoded / delivered if delivered else None,
-    }
-    for prefix, name in (("", "training"), ("val_", "validation")):
-        fallbacks: Counter[str] = Counter()
-        refusals: dict[str, str] = {}
-        for counts in of_ranks:
-            fallbacks += counts[name].fallbacks
-            # by sort of file; where several ranks have a reason, the first rank's stands
-            refusals = counts[name].refusals | refusals
-        result[f"{prefix}fallbacks"] = dict(fallbacks)
-        result[f"{prefix}refusals"] = refusals
-    return result
 
 
 def detection(
@@ -212,12 +173,6 @@ def checkpoint(values: Mapping[str, Any], folder: Path) -> str | None:
             return str(values[part]["checkpoint"])
     last = folder / "last.pt"
     return str(last) if values["steps"] and os.path.exists(last) else None
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of those that are not None; None of nothing."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def rejected(splits: Mapping[str, Split[Any]]) -> bytes:
