@@ -65,6 +65,7 @@ FILES = {
     "jpeg grey": encoded("L"),
     "jpeg cmyk": encoded("CMYK"),
     "jpeg exif big endian": encoded(exif=exif(6)),
+    "jpeg progressive": encoded(progressive=True),
     "jpeg behind a profile of 300 kB": encoded(
         icc_profile=bytes(300_000), exif=exif(3)
     ),
@@ -92,6 +93,7 @@ def assert_like_pillow(found: Header, content: bytes) -> None:
         assert FORMATS[found.format].upper() == format
         assert found.components == COMPONENTS.get(image.mode, 1)
         assert found.orientation == (image.getexif().get(ORIENTATION) or 0)
+        assert found.progressive == ("progressive" in image.info)
         assert found.size == len(content)
 
 

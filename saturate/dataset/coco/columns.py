@@ -69,7 +69,7 @@ class Instances(Pictures):
     category ids are "N/A".
     """
 
-    VERSION = "instances 8"
+    VERSION = "instances 9"
     COLUMNS = Pictures.COLUMNS | ANNOTATED | {"keypoint_name": "u4"}
     FINGERPRINT = (
         "path_bytes",

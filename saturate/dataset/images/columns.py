@@ -26,6 +26,7 @@ class Header(NamedTuple):
     components: int  # 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
     orientation: int = 0  # EXIF 1..8; 0 = not said, or nonsense
     rgb: bool = False  # JPEG that stores red, green and blue as they are
+    progressive: bool = False  # JPEG in several passes over its pixels
     # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes
     # between its segments
     whole: bool = True
@@ -36,7 +37,7 @@ class Header(NamedTuple):
 CODES = dict(
     zip(
         Header._fields,
-        ["i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "u8"],
+        ["i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "?", "u8"],
         strict=True,
     )
 )
@@ -108,6 +109,7 @@ class Pictures(Manifest):
     components: Array
     orientation: Array
     rgb: Array
+    progressive: Array
     whole: Array
     digest: Array
     # uint8 [n], see `as_shown`; None: images are taken as they are stored
@@ -118,7 +120,7 @@ class Pictures(Manifest):
 class Images(Pictures):
     """n images with a label, in the order of their path's bytes."""
 
-    VERSION = "images 9"
+    VERSION = "images 10"
     COLUMNS = Manifest.COLUMNS | {"label": "i4"} | CODES  # label: index into classes
     FINGERPRINT: ClassVar[tuple[str, ...]] = (
         "path_bytes",
@@ -159,5 +161,5 @@ class Unread(Images):
     Until then all numbers of a header are 0, its height too, which is written last.
     """
 
-    VERSION = "unread images 4"
+    VERSION = "unread images 5"
     FINGERPRINT = ("path_bytes", "path_offsets", "label")

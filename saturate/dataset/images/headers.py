@@ -34,6 +34,7 @@ EXIF = b"Exif\0\0"
 EXIF_BYTES = 1 << 16  # a segment of a JPEG holds no more
 # codes of the frame headers of Huffman and arithmetic coding, sequential and progressive
 FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
+PROGRESSIVE = (0xC2, 0xCA)
 # frame headers of lossless, hierarchical and JPEG-LS files (ITU-T T.81, table B.1; T.87)
 OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF, 0xF7)
 CONVERT = "convert it to JPEG or PNG"
@@ -178,6 +179,7 @@ def _jpeg(file: _File) -> Header:
         components,
         orientation=orientation,
         rgb=rgb,
+        progressive=code in PROGRESSIVE,
         whole=whole,
     )
 
