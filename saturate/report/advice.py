@@ -6,8 +6,8 @@ such runs. Must not know: how the figures were measured. Pure; every sentence is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from saturate.contracts import counted
 from saturate.report.meter import too_high
@@ -35,10 +35,85 @@ def unit_of(summary: Summary) -> str:
     return look_up(summary, "rate.unit") or "img/s"
 
 
+class Cause(NamedTuple):
+    """What holds a run back and is no setting of it: the fact that shows it, what is said of that, "" where it is not
+    worth a line, and the remedy, by the name that its prediction has.
+    """
+
+    key: str
+    says: Callable[[Any, Summary], str]
+    remedy: str
+
+    def line(self, value: object, summary: Summary) -> str:
+        """Say the fact, and what the remedy is worth; "" where it is not worth a line."""
+        said = self.says(value, summary)
+        gain = self.prediction(summary)
+        worth = _predicted(gain, summary) if gain else f"{self.remedy}: not known"
+        return said and f"{said}; {worth}"
+
+    def prediction(self, summary: Summary) -> Mapping[str, Any] | None:
+        """Return what is predicted of the remedy; None = not known."""
+        listed = summary.get("what_if") or []
+        return next((one for one in listed if one["what"] == self.remedy), None)
+
+    def advised(self, summary: Summary) -> str:
+        """Return its line where the remedy may be worth its while, else ""."""
+        gain = self.prediction(summary)
+        if gain and gain["gain"] < WORTH:
+            return ""
+        said = self.line(look_up(summary, self.key), summary)
+        return said and f"{said[0].upper()}{said[1:]}."
+
+
+def _predicted(one: Mapping[str, Any], summary: Summary) -> str:
+    rate = f"{one['rate']:,.0f} {unit_of(summary)}"
+    return f"{one['what']}: {rate} are predicted, {one['gain']:+.0%}"
+
+
+def _gpu_shared(shared: Any, summary: Summary) -> str:
+    if not shared:
+        return ""
+    gpu = f"the GPU of rank {shared['rank']}" if shared.get("rank") else "this GPU"
+    who = ", ".join(shared["who"]) or "by whom is not known"
+    return f"another process uses {gpu}: busy {shared['busy']:.0%} of a second in which this run was held idle ({who})"
+
+
+def _cores_shared(others: Any, summary: Summary) -> str:
+    cores = look_up(summary, "hardware.cores") or 0.0
+    if (others or 0.0) <= WORTH * cores:
+        return ""
+    return f"other programs take {others:.1f} of these {cores:g} cores"
+
+
+def _progressive(share: Any, _: Summary) -> str:
+    if (share or 0.0) <= WORTH:
+        return ""
+    which = "all files" if share == 1 else f"{share:.0%} of the files"
+    return f"{which} are progressive JPEGs: the decoding engines of a GPU do not decode them, cores do, and slowly"
+
+
+def _large(large: Any, _: Summary) -> str:
+    if not large or large["above_median"] <= WORTH:
+        return ""
+    files = f"{100 * large['files']:.2g}%"
+    return f"{files} of the files have {large['pixels']:.0%} of the pixels"
+
+
+GPU_ALONE = Cause("gpu.shared", _gpu_shared, "this GPU alone")
+CORES_ALONE = Cause("cpu.others", _cores_shared, "these cores alone")
+BASELINE = Cause("files.progressive", _progressive, "baseline JPEGs (jpegtran)")
+LIKE_OTHERS = Cause("files.large", _large, "large files made like the others")
+NEIGHBOURS, FILES = (GPU_ALONE, CORES_ALONE), (BASELINE, LIKE_OTHERS)
+
+
 def advice(summary: Summary) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):
         return "Train for longer: a window of the rate is at least 2 s and starts after the warm-up."
+    # before all that is told of figures which were measured beside them
+    for cause in NEIGHBOURS:
+        if said := cause.advised(summary):
+            return said
     if too_high(summary.get("efficiency")):
         return (
             "Measure again: the rate is above its own ceiling, so one of the two is wrong (another load on the "
@@ -60,12 +135,17 @@ def advice(summary: Summary) -> str:
             f"An epoch has {counted(steps, 'step')}, and begins with a wait for its first batches: measure with "
             "more files, or give an epoch more steps by a smaller --batch-size."
         )
+    remedies = {cause.remedy: cause for cause in FILES}
     for one in summary.get("what_if") or []:
-        if one["settings"] and one["gain"] > WORTH:
-            rate = f"{one['rate']:,.0f} {unit_of(summary)}"
-            return f"{one['what']}: {rate} are predicted, {one['gain']:+.0%}."
+        if one["gain"] > WORTH and one["what"] in remedies:
+            return remedies[one["what"]].advised(summary)
+        if one["gain"] > WORTH and one["settings"]:
+            return f"{_predicted(one, summary)}."
     if bound == "compute":
         return "The step is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
+    for cause in FILES:
+        if said := cause.advised(summary):
+            return said
     if bound == "storage":
         return (
             "The storage is the limit: --read-threads or more --workers put more reads in flight, --cache-dir "

@@ -18,7 +18,9 @@ import torch
 
 from saturate.contracts import Batch, Loader, Plan, World, do_nothing
 from saturate.report import kernels
+from saturate.report.hardware import nvml_handle
 from saturate.report.meter import spread
+from saturate.system import neighbours
 
 LEAST_S = 2.0
 """Seconds that a ceiling is measured for, at least."""
@@ -49,9 +51,16 @@ def measure(
     """Measure both ceilings of a run that has just finished an epoch. `batch` is its last one; the loader is
     measured in `epoch`. `step` is of engine/step.py, and `world` of engine/distributed.py.
 
-    Returns {"compute": ..., "loader": ...}; None when a rank was asked to stop.
+    Returns {"compute": ..., "loader": ...}, each with who has `shared` this rank's GPU meanwhile; None when a rank
+    was asked to stop.
     """
     counts = deepcopy(loader.counts)
+    # until all ranks have ended their work, some of which may be on the same GPU
+    world.synchronise()
+    world.barrier()
+    beside = {
+        "shared": neighbours.gpu_shared(nvml_handle(world.device), neighbours.root())
+    }
     try:
         compute = compute_ceiling(
             step,
@@ -75,7 +84,7 @@ def measure(
         return None
     finally:
         loader.counts = counts  # what a ceiling takes is not trained on
-    return {"compute": compute, "loader": without_step}
+    return {"compute": compute | beside, "loader": without_step | beside}
 
 
 def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator[Batch]:

@@ -13,7 +13,17 @@ import numpy as np
 
 from saturate.contracts import Figure, Reported, World, counted
 from saturate.report import stages, what_if
-from saturate.report.advice import IDLE, Summary, advice, look_up, unit_of
+from saturate.report.advice import (
+    BASELINE,
+    CORES_ALONE,
+    GPU_ALONE,
+    IDLE,
+    LIKE_OTHERS,
+    Summary,
+    advice,
+    look_up,
+    unit_of,
+)
 from saturate.report.meter import bound, too_high
 from saturate.report.words import metric, number
 
@@ -191,6 +201,17 @@ def clips(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def most(values: Sequence[float | None]) -> float | None:
+    """Return the largest of those that are not None; None of nothing."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def busiest(of_ranks: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return whose GPU others use the most, its `rank`; None where each rank has its own alone."""
+    found = [{"rank": rank, **its} for rank, its in enumerate(of_ranks) if its]
+    return max(found, key=lambda its: its["busy"], default=None)
+
+
 OF_RANKS: dict[object, str] = {None: "", sum: "sum", mean: "mean"}
 """How values of ranks become one, in the words of docs/rates.md."""
 
@@ -207,7 +228,10 @@ def _with_spread(path: str) -> Callable[[float, Summary], str]:
         if not spread or section.get("short"):
             return said
         low, high = number(spread["min"]), number(spread["max"])
-        return f"{said}   ({low} to {high} in {counted(spread['n'], 'window')})"
+        said += f"   ({low} to {high} in {counted(spread['n'], 'window')})"
+        cores = CORES_ALONE.says(section.get("other_cores"), values)
+        beside = section.get("shared") or cores
+        return f"{said}, beside other programs" if beside else said
 
     return say
 
@@ -415,8 +439,30 @@ FACTS = (
         over_ranks=mean,
     ),
     Fact("gpu.throttled", "share of readings", over_ranks=mean),
+    Fact(
+        GPU_ALONE.key,
+        "who else was at work on it, before the ceilings",
+        line=Line("GPU shared", GPU_ALONE.line),
+        over_ranks=busiest,
+    ),
     Fact("cpu.utilisation", "share of the cores that this process may use"),
     Fact("cpu.steal", "share of the time that the host gave to other machines"),
+    Fact(
+        CORES_ALONE.key,
+        "cores that other programs have taken",
+        line=Line("cores shared", CORES_ALONE.line),
+        over_ranks=most,
+    ),
+    Fact(
+        BASELINE.key,
+        "share of the training images that are progressive JPEGs",
+        line=Line("files", BASELINE.line),
+    ),
+    Fact(
+        LIKE_OTHERS.key,
+        "those of ten times the median's pixels: share of files and pixels",
+        line=Line("large files", LIKE_OTHERS.line),
+    ),
     Fact("energy", "of all GPUs; `run_kwh` since the begin", over_ranks=_energy),
     Fact(
         "energy.joules_a_sample",

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import torch
 
+from saturate.system import neighbours
 from saturate.system.resources import CGROUP, memory_bytes
 
 GIB = 1 << 30
@@ -152,6 +153,7 @@ def shm_free_bytes() -> int:
 LOADS = (
     "cpu_utilisation",
     "cpu_steal",
+    "other_cores",
     "gpu_utilisation",
     "power_w",
     "sm_mhz",
@@ -165,20 +167,25 @@ SECTIONS = {
         "sm_mhz": "sm_mhz",
         "throttled": "throttled",
     },
-    "cpu": {"utilisation": "cpu_utilisation", "steal": "cpu_steal"},
+    "cpu": {
+        "utilisation": "cpu_utilisation",
+        "steal": "cpu_steal",
+        "others": "other_cores",
+    },
 }
 """Sections of summary.json: a name there -> one of LOADS."""
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """nvml.h, nvmlClocksEventReason*: power cap, hardware slowdown, thermal (software, hardware), power brake."""
 HOST_EVERY = 4
-"""Samples between two readings of the host memory of the process tree."""
+"""Samples between two readings of the process tree: its memory, and what other programs take."""
 
 
 class Sampler:
     """Reads GPU and CPU load about once a second in a daemon thread; `read` gives means since the last one.
 
     `cores`: how many this process may use. Clocks and throttling are of the readings in which the GPU was
-    busy. `host`: read the host memory of the process tree too, which takes tens of milliseconds.
+    busy. `host`: read the host memory of the process tree, and the cores that others take, which takes tens of
+    milliseconds.
     """
 
     NAMES = (*LOADS, "device_gib", "host_gib")
@@ -194,12 +201,14 @@ class Sampler:
         self._cores = cores
         self._every_s = every_s
         self._host = host
-        self._gpu = _nvml_handle(device)
+        self._gpu = nvml_handle(device)
         self._sums: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._cpu_before = cpu_seconds(cores)
+        self._root = neighbours.root()
+        self._cpu_time = neighbours.cpu_time(self._root, os.sched_getaffinity(0))
 
     def start(self) -> Sampler:
         """Start the thread."""
@@ -245,6 +254,8 @@ class Sampler:
                 # the kernel walks each process's page tables
                 if self._host and rounds % HOST_EVERY == 0:
                     self._add({"host_gib": host_gib()})
+                    with contextlib.suppress(OSError):
+                        self._add(self._other_cores())
                 rounds += 1
 
     def _add(self, sample: Mapping[str, float]) -> None:
@@ -293,6 +304,16 @@ class Sampler:
             load["cpu_steal"] = min(max(stolen / total, 0.0), 1.0)
         return load
 
+    def _other_cores(self) -> dict[str, float]:
+        """Return what others take of the cores that this process may use, on the mean since the last call."""
+        allowed = os.sched_getaffinity(0)
+        # below a container's quota others may be busy on these cores, and take none of what is ours
+        if self._cores < len(allowed):
+            return {}
+        before = self._cpu_time
+        self._cpu_time = now = neighbours.cpu_time(self._root, allowed)
+        return {"other_cores": neighbours.cores_of_others(before, now)}
+
 
 def cpu_seconds(cores: float) -> tuple[float, float, float, float]:
     """Return clocks of the CPU cores that this process may use, in seconds.
@@ -316,17 +337,9 @@ def cpu_seconds(cores: float) -> tuple[float, float, float, float]:
     return busy, room, stolen, total
 
 
-def _nvml_handle(device: torch.device) -> Any:
+def nvml_handle(device: torch.device) -> Any:
     """Return NVML's handle of the device, or None."""
     if device.type != "cuda":
         return None
     # NVML counts GPUs in its own order and does not know CUDA_VISIBLE_DEVICES: match by UUID
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    if not uuid.startswith(("GPU-", "MIG-")):
-        uuid = f"GPU-{uuid}"
-    with contextlib.suppress(Exception):  # no package, no library, no permission
-        import pynvml
-
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    return None
+    return neighbours.gpu_handle(str(torch.cuda.get_device_properties(device).uuid))

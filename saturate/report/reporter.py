@@ -279,7 +279,10 @@ class Reporter:
         self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
     ) -> None:
         """Tell measured ceilings; where they are measured again, the larger one stands."""
-        measured = {"compute": compute, "loader": loader}
+        load = self._sampler.read()
+        self._measure_memory(load["host_gib"])
+        beside = {"other_cores": load["other_cores"]}
+        measured = {"compute": compute | beside, "loader": loader | beside}
         for name, ceiling in measured.items():
             self._ceilings[name] = max(
                 self._ceilings.get(name, ceiling), ceiling, key=itemgetter("rate")
@@ -474,7 +477,8 @@ class Reporter:
             first = self._ended_with[warm - 1] - self._resumed_at
         steps = {name: np.array(column) for name, column in self._steps.items()}
         steady_steps = {name: column[first:] for name, column in steps.items()}
-        load = summary.mean_loads(self._load, warm)
+        load: dict[str, dict[str, Any]] = summary.mean_loads(self._load, warm)
+        load["gpu"]["shared"] = look_up(self._ceilings, "compute.shared")
         if self._memory.get("host_gib") is None:
             # the run was over before the sampler's first reading
             self._measure_memory(host_gib())

@@ -24,6 +24,7 @@ from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # 
 import torch  # noqa: E402
 
 from saturate.contracts import Loader  # noqa: E402
+from saturate.dataset.images.columns import slow_to_decode  # noqa: E402
 from saturate.dataset.open import cache_folder  # noqa: E402
 from saturate.dataset.stores.mirror import Mirror, mirrored  # noqa: E402
 from saturate.dataset.val_split import Trained, sketched  # noqa: E402
@@ -107,6 +108,7 @@ class RunFacts:
             "workers": settings.workers,
             "rejected": rejected(self.assembly.splits),
             "left_out": left_out(self.assembly.splits),
+            "files": slow_to_decode(self.assembly.splits["train"].columns),
             "loaders": build.can_open(
                 kind, settings.config, gpu=settings.device.type == "cuda"
             ),

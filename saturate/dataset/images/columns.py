@@ -49,6 +49,8 @@ TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
 
 TRANSPOSE = 4
 """Turns from here on swap height and width."""
+LARGE = 10
+"""Times the pixels of the median from which on an image is large."""
 
 
 def shown_by(columns: Pictures | np.recarray[Any, Any]) -> Array:
@@ -163,3 +165,27 @@ class Unread(Images):
 
     VERSION = "unread images 5"
     FINGERPRINT = ("path_bytes", "path_offsets", "label")
+
+
+def slow_to_decode(columns: Columns) -> dict[str, Any]:
+    """Return the share of image files that are `progressive` JPEGs, and of the `large` ones their share of the `files`,
+    of all `pixels`, and of the pixels that would not be there if they were as large as the median (`above_median`).
+
+    {} of what is no image file, and of images that nobody has read the headers of.
+    """
+    if not isinstance(columns, Pictures):
+        return {}
+    is_read = columns.height > 0  # of Unread only those that a plan has come to
+    if not is_read.any():
+        return {}
+    pixels = columns.height[is_read].astype(np.int64) * columns.width[is_read]
+    median = float(np.median(pixels))
+    large = pixels > LARGE * median
+    return {
+        "progressive": float(columns.progressive[is_read].mean()),
+        "large": {
+            "files": float(large.mean()),
+            "pixels": float(pixels[large].sum() / pixels.sum()),
+            "above_median": float((pixels[large] - median).sum() / pixels.sum()),
+        },
+    }

@@ -1,0 +1,133 @@
+"""What other programs on this machine take from a run: CPU cores, and its GPU. Needs neither torch nor psutil.
+
+A reading that cannot be had is None.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROC = Path("/proc")
+TICKS = os.sysconf("SC_CLK_TCK")
+"""A second, in the clocks of the kernel."""
+HELD_S = 1.0
+"""Seconds for which a run is held idle, to see whether its GPU is: NVML's figure is of the last one at most."""
+READINGS = 10
+"""Readings of the GPU meanwhile; those of the later half count."""
+BUSY = 0.05
+"""Share of that time from which on a GPU is shared."""
+
+
+class CpuTime(NamedTuple):
+    """CPU seconds that programs have had on the cores that this process may use, at a time; `own` are the run's."""
+
+    at: float
+    everybody: float
+    own: float
+
+
+def root() -> int:
+    """Return the process that has begun all of this run on this host: of several ranks the one that started them."""
+    several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+    return os.getppid() if several else os.getpid()
+
+
+def tree(of: int, proc: Path = PROC) -> dict[int, float]:
+    """Return the CPU seconds of a process and its descendants, by pid, with those of their children that have ended."""
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for path in proc.glob("[0-9]*"):
+        # it has ended meanwhile, or is another user's; any other error would make the run's own time too small
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            # the name before may have spaces and brackets
+            words = (path / "stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name)] = int(words[1])
+            seconds[int(path.name)] = sum(map(int, words[11:15])) / TICKS
+    found = {of}
+    # a child may have a lower number than its parent
+    while more := {pid for pid in parents if parents[pid] in found} - found:
+        found |= more
+    return {pid: seconds[pid] for pid in found & seconds.keys()}
+
+
+def cpu_time(of: int, cores: Collection[int], proc: Path = PROC) -> CpuTime:
+    """Return the CPU time so far on these cores, numbers of the kernel's, of everybody and of the tree of a process.
+
+    In a container the kernel tells the time of the whole machine's programs, of these cores too.
+    """
+    names = {f"cpu{core}" for core in cores}
+    lines = map(str.split, (proc / "stat").read_text().splitlines())
+    # user, nice, system: interrupts are nobody's, and what the host took away is told as cpu.steal
+    ticks = sum(sum(map(int, words[1:4])) for words in lines if words[0] in names)
+    return CpuTime(time.monotonic(), ticks / TICKS, sum(tree(of, proc).values()))
+
+
+def cores_of_others(before: CpuTime, now: CpuTime) -> float:
+    """Return how many cores programs other than this run have taken in between.
+
+    They are too few where ranks of this run are bound to other cores.
+    """
+    others = (now.everybody - before.everybody) - (now.own - before.own)
+    return max(others, 0.0) / (now.at - before.at)
+
+
+def gpu_handle(uuid: str) -> Any:
+    """Return NVML's handle of the GPU that torch knows by this uuid, or None."""
+    if not uuid.startswith(("GPU-", "MIG-")):
+        uuid = f"GPU-{uuid}"
+    with suppress(Exception):  # no package, no library, no permission
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    return None
+
+
+def gpu_shared(gpu: Any, of: int) -> dict[str, Any] | None:
+    """Return by whom a GPU is used while this run, the tree of a process, is held idle: see `shared`.
+
+    Takes HELD_S, and no time without a GPU. The run's own work on the GPU has to have ended.
+    """
+    if gpu is None:
+        return None
+    import pynvml as nvml
+
+    # of a part of a GPU (MIG) there is no figure
+    with suppress(nvml.NVMLError):
+        readings = []
+        for _ in range(READINGS):
+            readings.append(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+            time.sleep(HELD_S / READINGS)
+        last = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+        pids = [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
+        return shared([*readings[READINGS // 2 :], last], pids, tree(of))
+    return None
+
+
+def shared(
+    readings: Collection[float], pids: Collection[int], own: Mapping[int, float]
+) -> dict[str, Any] | None:
+    """Return `busy`, the share of the time in which others were at work on the GPU, and `who`; None where it was idle.
+
+    `readings` are those while this run, the processes `own`, was held idle, `pids` whom NVML tells of.
+    """
+    *_, last = readings
+    busy = sum(readings) / len(readings)
+    # where the last one is of an idle GPU, what was before was this run's own
+    if last < BUSY or busy < BUSY:
+        return None
+    # in a container NVML has other numbers of processes than are here, or none
+    knows = any(pid in own for pid in pids)
+    others = [pid for pid in pids if pid not in own] if knows else []
+    return {"busy": busy, "who": [f"{_name(pid)} ({pid})" for pid in others]}
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return (PROC / str(pid) / "comm").read_text().strip()
+    return "a process"
