@@ -31,6 +31,13 @@ def summary(bound: str | None, busy: float | None = None, **more: Any) -> Any:
 GRAPHS: dict[str, Any] = {"what": "--graphs true", "settings": {"graphs": True}}
 GRAPHS |= {"rate": 250.0, "gain": 1.5}
 NO_SETTING = {"what": "faster storage", "settings": {}, "rate": 900.0, "gain": 8.0}
+SHARED: dict[str, Any] = {"shared": {"busy": 0.61, "who": []}}
+RANK = {"rank": 3, "who": ["python (7)", "sh (8)"]}
+ALONE = GRAPHS | {"what": "this GPU alone", "settings": {}}
+PROGRESSIVE = {"progressive": 1.0, "large": None}
+LARGE = {"large": {"files": 0.005, "pixels": 0.41, "above_median": 0.4}}
+SMALLER = {"what": "large files made like the others", "settings": {}}
+SMALLER |= {"rate": 260.0, "gain": 1.6}
 MEASURED = {"loader_auto": {"measured": {"dali-gpu": {"rate": 9}}}}
 NVDEC = {"loader": "nvdec", "loaders": ["nvdec", "nvdec+pyav"]}
 
@@ -61,6 +68,34 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", loader="dali-gpu"), "try other --workers"),
     (summary("loader", loaders=["torchvision"]), "try other --workers"),
     (summary("loader", 0.1, **NVDEC), "--loader nvdec+pyav decodes"),
+    # what the figures were measured beside goes before them
+    (
+        summary(None, efficiency=1.16, cpu={"utilisation": 1.0, "others": 9.34}),
+        "Other programs take 9.3 of these 16 cores; these cores alone: not known.",
+    ),
+    (
+        summary("compute", gpu=SHARED, what_if=[ALONE, GRAPHS]),
+        "Another process uses this GPU: busy 61% of a second in which this run was held idle (by whom is not known); "
+        "this GPU alone: 250 img/s are predicted, +150%.",
+    ),
+    (
+        summary("compute", gpu={"shared": SHARED["shared"] | RANK}),
+        "uses the GPU of rank 3: busy 61% of a second in which this run was held idle (python (7), sh (8)); this",
+    ),
+    (summary("compute", gpu=SHARED, what_if=[ALONE | {"gain": 0.05}]), "more GPUs"),
+    (summary("loader", 0.9, cpu={"others": 1.5}), "--loader dali-gpu decodes"),
+    (summary("loader", files=PROGRESSIVE), "All files are progressive JPEGs: the"),
+    (
+        summary("loader", files={"progressive": 0.34}),
+        "34% of the files are progressive JPEGs: the decoding engines of a GPU do not decode them, cores do, and "
+        "slowly; baseline JPEGs (jpegtran): not known.",
+    ),
+    (
+        summary("loader", files=LARGE, what_if=[NO_SETTING, SMALLER, GRAPHS]),
+        "0.5% of the files have 41% of the pixels; large files made like the others: 260 img/s are predicted, +160%.",
+    ),
+    (summary("loader", files=LARGE, what_if=[GRAPHS, SMALLER]), "--graphs true: 250"),
+    (summary("compute", files=PROGRESSIVE), "more GPUs"),
     (summary("contention"), "--graphs true leaves few launches"),
     (summary("contention", graphs_off="many shapes", workers=8), "fewer --workers"),
     (

@@ -174,8 +174,8 @@ def test_a_failed_check_names_no_bound(told: Told) -> None:
     found = told.finish()
     failed = "failed: efficiency above 103 %"
     assert (found["bound"], found["check"]) == (None, failed)
-    ceilings = {"compute": {"rate": 100.0}, "loader": {"rate": 600.0}}
-    assert found["ceiling"] == ceilings
+    rates = {name: one["rate"] for name, one in found["ceiling"].items()}
+    assert rates == {"compute": 100.0, "loader": 600.0}
     said = told.stream.getvalue()
     assert "\nbound by          -\n" in said and "Measure again" in said
 
@@ -184,7 +184,7 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load: dict[str, float | None] = dict.fromkeys(Sampler.NAMES)
-    load |= {"power_w": 200.0, "gpu_utilisation": 0.5}
+    load |= {"power_w": 200.0, "gpu_utilisation": 0.5, "other_cores": 9.3}
     monkeypatch.setattr(told.reporter._sampler, "read", lambda: load)
     window = RateWindow(10, 5, seconds=2.0, epoch=0)
     told.reporter.window(window, step=1, mib_per_s=1.0)
@@ -192,15 +192,21 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(
     def both(local: Any) -> list[Any]:
         other = local
         if isinstance(local, dict):
-            its = {"gpu.power_w": 600.0, "gpu.utilisation": 1.0}
+            its = {"gpu.power_w": 600.0, "gpu.utilisation": 1.0, "cpu.others": None}
+            its |= {"gpu.shared": {"busy": 0.7, "who": []}}
             other = local | its | {"memory.host_gib": 2.5}
         return [local, other]
 
+    shared = {"busy": 0.61, "who": ["python (7)"]}
+    compute = {"rate": 20.0, "shared": shared}
+    told.reporter.ceilings(compute=compute, loader={"rate": 30.0}, step=1)
     monkeypatch.setattr(told.world, "gather", both)
     monkeypatch.setattr("saturate.report.reporter.host_gib", lambda: 1.5)
     found = told.finish()
     gpu = {"power_w": 400.0, "utilisation": 0.75, "sm_mhz": None, "throttled": None}
-    assert found["gpu"] == gpu
+    worst = {"rank": 1, "busy": 0.7, "who": []}
+    assert found["gpu"] == gpu | {"shared": worst}
+    assert found["cpu"]["others"] == 9.3 == found["ceiling"]["loader"]["other_cores"]
     assert found["memory"]["host_gib"] == 4.0, "though no sample of it was read"
 
 

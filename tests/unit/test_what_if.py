@@ -202,6 +202,72 @@ def test_nothing_is_predicted_where_the_rate_is_above_a_ceiling() -> None:
     assert what_if.predictions(summary(rate=rate)) == []
 
 
+def decodes(**changes: Any) -> dict[str, Any]:
+    """A run of 4 workers that decode an image in 6 ms of a core, of which each gets the half."""
+    stages = {"decode": {"ms": 12.0, "cpu_ms": 6.0}}
+    return summary(stages=stages, hardware={"cores": 4, "gpu": "H100"}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("busy", "loader", "of_loader", "gains"),
+    [
+        # each gets half of the time where both want all of it
+        (1.0, "torchvision", 2000.0, [1.0]),
+        (0.25, "torchvision", 2000.0, [1 / 3]),
+        # a loader that decodes there is slow for it too, and another one is not
+        (0.25, "dali-gpu", 333.0, [1 / 3]),
+        (0.25, "torchvision", 333.0, [0.0]),
+        (0.0, "dali-gpu", 333.0, []),
+    ],
+)
+def test_a_neighbour_on_the_gpu(
+    busy: float, loader: str, of_loader: float, gains: list[float]
+) -> None:
+    of = summary(
+        ceiling={"compute": {"rate": 333.0}, "loader": {"rate": of_loader}},
+        loader=loader,
+        gpu={"shared": {"busy": busy, "who": []}},
+    )
+    found = [one for one in what_if.predictions(of) if one["what"] == "this GPU alone"]
+    assert [one["gain"] for one in found] == pytest.approx(gains, abs=0.01)
+    assert not any(one["settings"] for one in found)
+
+
+@pytest.mark.parametrize(("others", "gains"), [(2, [1.0]), (1, [1 / 3]), (0.3, [])])
+def test_neighbours_on_the_cores(others: float, gains: list[float]) -> None:
+    """Workers on half a core each double at most, and by no more than what others have taken."""
+    of = decodes(cpu={"utilisation": 1.0, "others": others})
+    found = [o for o in what_if.predictions(of) if o["what"] == "these cores alone"]
+    assert [one["gain"] for one in found] == pytest.approx(gains, abs=0.02)
+    # who waits for storage, and gets a core at once, gains nothing
+    waits = summary(cpu={"utilisation": 0.9, "others": 9.0})
+    assert predicted(waits, "these cores alone")["gain"] == pytest.approx(0.0, abs=0.01)
+
+
+def test_files_that_are_slow_to_decode() -> None:
+    """One of 200 images has as many pixels as the others together."""
+    large = {"files": 0.005, "pixels": 0.51, "above_median": 0.5}
+    one = predicted(decodes(files={"large": large, "progressive": 0.0}), LARGE)
+    assert one["gain"] == pytest.approx(1.0, rel=0.01)
+    of_dali = {
+        "stages": {"dali": {"ms": 3.0, "cpu_ms": 0.0}},
+        "files": {"large": large},
+    }
+    one = predicted(summary(**of_dali), LARGE)
+    assert one["gain"] == pytest.approx(1.0, rel=0.01) and one["low"] < 330.0
+    # half of the files take 1.7 to 2.4 times as long
+    of = decodes(files={"progressive": 0.5})
+    one = predicted(of, BASELINE)
+    assert one["gain"] == pytest.approx(0.5 * 1.05, rel=0.02)
+    assert one["low"] < 330 * 1.35 < 330 * 1.7 < one["high"]
+    # what the decoders of a GPU would gain nobody has measured
+    of = summary(stages=of_dali["stages"], files={"progressive": 1.0})
+    assert BASELINE not in {one["what"] for one in what_if.predictions(of)}
+
+
+LARGE, BASELINE = "large files made like the others", "baseline JPEGs (jpegtran)"
+
+
 @pytest.mark.parametrize("missing", ["rate", "ceiling"])
 def test_nothing_is_predicted_of_what_was_not_measured(missing: str) -> None:
     assert what_if.predictions(summary() | {missing: None}) == []
