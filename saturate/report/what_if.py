@@ -307,7 +307,7 @@ def _cores_alone(model: Model) -> Iterator[Change]:
     others = look_up(model.summary, "cpu.others") or 0.0
     if others <= WORTH * cores:
         return
-    gain = cores / max(cores - others, 1.0)
+    gain = cores / max(cores - others, WORTH * cores)
     on_gpu = look_up(model.summary, "hardware.gpu")
     after = replace(
         model,

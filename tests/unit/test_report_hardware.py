@@ -41,6 +41,14 @@ def test_cpu_load_is_of_the_cores_that_this_process_may_use(
         assert load == pytest.approx({"cpu_utilisation": busy, "cpu_steal": 0.2})
 
 
+def test_what_others_take_is_not_told_below_a_quota() -> None:
+    """They may be busy on the same cores, and take none of what a container may use."""
+    cores = len(os.sched_getaffinity(0))
+    for share, told in ((1.0, True), (0.5, False)):
+        sampler = Sampler(CPU, cores=share * cores)
+        assert ("other_cores" in sampler._other_cores()) == told
+
+
 def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from saturate.dataset.images import scan
-from saturate.dataset.images.columns import FORMATS, Images
+from saturate.dataset.images.columns import FORMATS, Images, slow_to_decode
+from saturate.dataset.images.synthetic import SyntheticImages
 from saturate.dataset.scan import manifest
 from saturate.dataset.stores.folder import Folder, open_folder
 from tests.unit.folders import JPEG, fill, names, reasons, scanned
-from tests.unit.test_headers import FILES
+from tests.unit.test_headers import FILES, encoded
 
 
 def test_any_name_a_file_can_have(cache: Path, tmp_path: Path) -> None:
@@ -137,3 +138,15 @@ def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -
     assert len(found) == 4 + 20
     again = "link to a folder that another link has led to"
     assert list(reasons(found).values()) == [again] * 19
+
+
+def test_what_is_slow_to_decode(cache: Path, tmp_path: Path) -> None:
+    """Of ten images four are progressive, and one has as many pixels as 32 of the others."""
+    contents = [encoded(size=(20, 10), progressive=i < 4) for i in range(9)]
+    contents.append(encoded(size=(80, 80)))
+    files = {f"a/{i}.jpg": content for i, content in enumerate(contents)}
+    found = slow_to_decode(open_folder(fill(tmp_path / "set", files), cache=cache))
+    assert found["progressive"] == pytest.approx(0.4)
+    large = {"files": 0.1, "pixels": 32 / 41, "above_median": 31 / 41}
+    assert found["large"] == pytest.approx(large)
+    assert slow_to_decode(SyntheticImages(5)) == {}

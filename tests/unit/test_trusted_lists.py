@@ -13,7 +13,7 @@ import pytest
 
 from saturate.contracts import Array, Feed, Rows, Split, UserError
 from saturate.dataset.images import lazy_headers
-from saturate.dataset.images.columns import Header
+from saturate.dataset.images.columns import Header, slow_to_decode
 from saturate.dataset.open import open_splits
 from saturate.dataset.stores import list as image_list
 from saturate.loaders import open_loader
@@ -81,6 +81,7 @@ def known(split: Split) -> Array:
 @pytest.mark.parametrize(("world_size", "first"), [(1, 5), (3, 0)])
 def test_rows_are_those_of_a_scan(data: Path, world_size: int, first: int) -> None:
     trusted, scanned = opened(data), opened(data, trust=False)
+    assert slow_to_decode(scanned.columns) and not slow_to_decode(trusted.columns)
     for rank in range(world_size):
         ranks = {"world_size": world_size, "rank": rank, "batch_size": 1}
         plans = [plan_of(split, **ranks).rows(1, first) for split in (trusted, scanned)]
