@@ -6,7 +6,7 @@ such runs. Must not know: how the figures were measured. Pure; every sentence is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saturate.contracts import counted
@@ -45,24 +45,14 @@ class Cause(NamedTuple):
     remedy: str
 
     def line(self, value: object, summary: Summary) -> str:
-        """Say the fact, and what the remedy is worth; "" where it is not worth a line."""
+        """Say the fact, and what the remedy is worth; "" where that is known to be little."""
         said = self.says(value, summary)
-        gain = self.prediction(summary)
-        worth = _predicted(gain, summary) if gain else f"{self.remedy}: not known"
+        worth = f"{self.remedy}: not known"
+        for one in summary.get("what_if") or []:
+            if one["what"] == self.remedy:
+                worth = _predicted(one, summary)
+                said = said if one["gain"] > WORTH else ""
         return said and f"{said}; {worth}"
-
-    def prediction(self, summary: Summary) -> Mapping[str, Any] | None:
-        """Return what is predicted of the remedy; None = not known."""
-        listed = summary.get("what_if") or []
-        return next((one for one in listed if one["what"] == self.remedy), None)
-
-    def advised(self, summary: Summary) -> str:
-        """Return its line where the remedy may be worth its while, else ""."""
-        gain = self.prediction(summary)
-        if gain and gain["gain"] < WORTH:
-            return ""
-        said = self.line(look_up(summary, self.key), summary)
-        return said and f"{said[0].upper()}{said[1:]}."
 
 
 def _predicted(one: Mapping[str, Any], summary: Summary) -> str:
@@ -74,7 +64,8 @@ def _gpu_shared(shared: Any, summary: Summary) -> str:
     if not shared:
         return ""
     gpu = f"the GPU of rank {shared['rank']}" if shared.get("rank") else "this GPU"
-    who = ", ".join(shared["who"]) or "by whom is not known"
+    pids = ", ".join(map(str, shared["who"]))
+    who = f"process {pids}" if pids else "by whom is not known"
     return f"another process uses {gpu}: busy {shared['busy']:.0%} of a second in which this run was held idle ({who})"
 
 
@@ -106,14 +97,21 @@ LIKE_OTHERS = Cause("files.large", _large, "large files made like the others")
 NEIGHBOURS, FILES = (GPU_ALONE, CORES_ALONE), (BASELINE, LIKE_OTHERS)
 
 
+def _first(causes: Sequence[Cause], summary: Summary) -> str:
+    """Say the first of these that may be worth its while; "" where there is none."""
+    for cause in causes:
+        if said := cause.line(look_up(summary, cause.key), summary):
+            return f"{said[0].upper()}{said[1:]}."
+    return ""
+
+
 def advice(summary: Summary) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):
         return "Train for longer: a window of the rate is at least 2 s and starts after the warm-up."
     # before all that is told of figures which were measured beside them
-    for cause in NEIGHBOURS:
-        if said := cause.advised(summary):
-            return said
+    if said := _first(NEIGHBOURS, summary):
+        return said
     if too_high(summary.get("efficiency")):
         return (
             "Measure again: the rate is above its own ceiling, so one of the two is wrong (another load on the "
@@ -135,17 +133,15 @@ def advice(summary: Summary) -> str:
             f"An epoch has {counted(steps, 'step')}, and begins with a wait for its first batches: measure with "
             "more files, or give an epoch more steps by a smaller --batch-size."
         )
-    remedies = {cause.remedy: cause for cause in FILES}
+    remedies = [cause.remedy for cause in FILES]
     for one in summary.get("what_if") or []:
-        if one["gain"] > WORTH and one["what"] in remedies:
-            return remedies[one["what"]].advised(summary)
-        if one["gain"] > WORTH and one["settings"]:
+        can_be_made = one["settings"] or one["what"] in remedies
+        if can_be_made and one["gain"] > WORTH:
             return f"{_predicted(one, summary)}."
     if bound == "compute":
         return "The step is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
-    for cause in FILES:
-        if said := cause.advised(summary):
-            return said
+    if said := _first(FILES, summary):
+        return said
     if bound == "storage":
         return (
             "The storage is the limit: --read-threads or more --workers put more reads in flight, --cache-dir "

@@ -201,11 +201,6 @@ def clips(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def most(values: Sequence[float | None]) -> float | None:
-    """Return the largest of those that are not None; None of nothing."""
-    return max((value for value in values if value is not None), default=None)
-
-
 def busiest(of_ranks: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """Return whose GPU others use the most, its `rank`; None where each rank has its own alone."""
     found = [{"rank": rank, **its} for rank, its in enumerate(of_ranks) if its]
@@ -451,7 +446,6 @@ FACTS = (
         CORES_ALONE.key,
         "cores that other programs have taken",
         line=Line("cores shared", CORES_ALONE.line),
-        over_ranks=most,
     ),
     Fact(
         BASELINE.key,

@@ -111,12 +111,10 @@ def host_gib(pid: int | None = None) -> float:
     It is the PSS, so that shared pages count once; the RSS where the kernel has no PSS.
     """
     total = 0
-    with contextlib.suppress(psutil.Error):
-        root = psutil.Process(pid)
-        for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                memory = process.memory_full_info()
-                total += getattr(memory, "pss", 0) or memory.rss
+    for each in neighbours.tree(pid or os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            memory = psutil.Process(each).memory_full_info()
+            total += getattr(memory, "pss", 0) or memory.rss
     return total / GIB
 
 
@@ -208,7 +206,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._cpu_before = cpu_seconds(cores)
         self._root = neighbours.root()
-        self._cpu_time = neighbours.cpu_time(self._root, os.sched_getaffinity(0))
+        self._cpu_time = neighbours.cpu_time(self._root)
 
     def start(self) -> Sampler:
         """Start the thread."""
@@ -253,9 +251,8 @@ class Sampler:
                     self._add(self._gpu_load() | self._cpu_load())
                 # the kernel walks each process's page tables
                 if self._host and rounds % HOST_EVERY == 0:
-                    self._add({"host_gib": host_gib()})
                     with contextlib.suppress(OSError):
-                        self._add(self._other_cores())
+                        self._add({"host_gib": host_gib()} | self._other_cores())
                 rounds += 1
 
     def _add(self, sample: Mapping[str, float]) -> None:
@@ -306,13 +303,12 @@ class Sampler:
 
     def _other_cores(self) -> dict[str, float]:
         """Return what others take of the cores that this process may use, on the mean since the last call."""
-        allowed = os.sched_getaffinity(0)
         # below a container's quota others may be busy on these cores, and take none of what is ours
-        if self._cores < len(allowed):
+        if self._cores < len(os.sched_getaffinity(0)):
             return {}
         before = self._cpu_time
-        self._cpu_time = now = neighbours.cpu_time(self._root, allowed)
-        return {"other_cores": neighbours.cores_of_others(before, now)}
+        self._cpu_time = now = neighbours.cpu_time(self._root)
+        return {"other_cores": neighbours.cores_taken(before, now)}
 
 
 def cpu_seconds(cores: float) -> tuple[float, float, float, float]:

@@ -20,6 +20,7 @@ from saturate.report.advice import (
     GPU_ALONE,
     LIKE_OTHERS,
     WORTH,
+    Cause,
     Summary,
     graphs_can_be_had,
     look_up,
@@ -49,12 +50,12 @@ CLOSER = 0.2
 """Share of the time of kernels, launched one by one, that a CUDA graph saves besides the launches, where these
 are all that is waited for: 0.20 of ResNet-18 at batch 8 and of MobileNetV3 at batch 32 (H100)."""
 
-PROGRESSIVE = (1.7, 2.4)
-"""Times the CPU time of a baseline JPEG that Pillow takes to decode a progressive one: photographs of 0.2 and 1.6
-million pixels, quality 75 to 95."""
-TAKES_TURNS = 1.25
-"""Times what an even share of a GPU's time would give that a step gains at most when its neighbour goes: changing hands
-costs time. A ceiling of 18,442 img/s was 7,766 beside one that was always busy (H200), 1.19 times less than half."""
+PROGRESSIVE = (2.0, 1.7, 2.4)
+"""Times the CPU time of a baseline JPEG that Pillow takes to decode a progressive one, usually, at least and at most:
+photographs of 0.2 and 1.6 million pixels, quality 75 to 95."""
+TAKES_TURNS = (1.0, 1.0, 1.25)
+"""Times an even share of a GPU's time that a step gains, as above, when its neighbour goes: changing hands costs time.
+A ceiling of 18,442 img/s was 7,766 beside one that was always busy (H200), 1.19 times less than half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +173,8 @@ def cpu_of_a_sample(
 ) -> float | None:
     """Return the seconds of a core that a sample takes in all processes of the run; None = not known."""
     busy = look_up(summary, "cpu.utilisation")
-    if busy:
-        # other programs' share of it is not the run's
-        host = look_up(summary, "hardware.cores") or cores
-        busy -= (look_up(summary, "cpu.others") or 0.0) / host
-    measured = busy * cores / rate if busy and busy > 0 else None
+    others = look_up(summary, "cpu.others") or 0.0
+    measured = max(busy * cores - others, 0.0) / rate if busy else None
     stages = summary.get("stages") or {}
     # DALI's threads are in no stage
     if not stages or "dali" in stages:
@@ -185,7 +183,7 @@ def cpu_of_a_sample(
     # a step on a GPU is launched by one core of each rank, and on a CPU all cores compute it
     on_gpu = look_up(summary, "hardware.gpu")
     steps = (summary.get("world_size") or 1) / rate if on_gpu else cores / compute
-    # what is measured has other programs of this machine in it
+    # where it is not known what others take, it is in what is measured
     return min(loads + steps, measured or loads + steps)
 
 
@@ -279,69 +277,69 @@ def _transforms(model: Model) -> Iterator[Change]:
         yield Change("--transforms that take no time", {}, after)
 
 
-def _gpu_alone(model: Model) -> Iterator[Change]:
-    """Nobody else on the GPU: a neighbour takes turns with the step, so half of the time at most."""
-    busy = look_up(model.summary, "gpu.shared.busy")
-    if not busy:
-        return
-    gain = 1 / (1 - min(busy, 0.5))
+def _causes(model: Model) -> Iterator[Change]:
+    """The remedies of what is no setting: neighbours on the machine, and files that are slow to decode."""
+    for cause, after in REMEDIES.items():
+        if cause.says(value := look_up(model.summary, cause.key), model.summary):
+            yield from (
+                Change(cause.remedy, {}, *limits) for limits in after(model, value)
+            )
 
-    def of(times: float, loader: float) -> Model:
-        return replace(
-            model, compute=times * model.compute, loader=loader * model.loader
-        )
 
+Limits = Iterator[tuple[Model, ...]]
+"""Of a change: the limits after it, where it does the least, and the most; none where they are not known."""
+
+
+def _gpu_alone(model: Model, shared: Any) -> Limits:
+    # a neighbour takes turns with the step, so half of the time at most
+    even = 1 / (1 - min(shared["busy"], 0.5))
     decodes = model.summary.get("loader") in DECODE_ON_GPU
-    yield Change(
-        GPU_ALONE.remedy,
-        {},
-        of(gain, gain if decodes else 1.0),
-        of(gain, 1.0),
-        of(TAKES_TURNS * gain, TAKES_TURNS * gain if decodes else 1.0),
+    yield tuple(
+        replace(
+            model,
+            compute=model.compute * even * more,
+            loader=model.loader * (even * more if decodes else 1.0),
+        )
+        for more in TAKES_TURNS
     )
 
 
-def _cores_alone(model: Model) -> Iterator[Change]:
-    """Nobody else on the cores: no more is gained than they have taken, nor than workers have waited for a core."""
-    cores = look_up(model.summary, "hardware.cores") or 0.0
-    others = look_up(model.summary, "cpu.others") or 0.0
-    if others <= WORTH * cores:
-        return
+def _cores_alone(model: Model, others: Any) -> Limits:
+    # no more is gained than others have taken, nor than workers have waited for a core
+    cores = look_up(model.summary, "hardware.cores")
     gain = cores / max(cores - others, WORTH * cores)
     on_gpu = look_up(model.summary, "hardware.gpu")
-    after = replace(
-        model,
-        compute=(1.0 if on_gpu else gain) * model.compute,
-        loader=min(gain, model.stretched() or gain) * model.loader,
-    )
-    yield Change(CORES_ALONE.remedy, {}, after, model)
+    loader = min(gain, model.stretched() or gain) * model.loader
+    compute = model.compute if on_gpu else gain * model.compute
+    yield replace(model, compute=compute, loader=loader), model
 
 
-def _progressive(model: Model) -> Iterator[Change]:
-    """Baseline files in place of progressive JPEGs, where workers decode: of a GPU's decoders it is not known."""
-    share = look_up(model.summary, "files.progressive") or 0.0
-    if share <= WORTH or not model.stage("decode"):
-        return
-
-    def of(times: float) -> Model:
-        # of the time of decoding, as much as they take more than baseline files
-        return model.spared("decode", 1 - 1 / (1 + share * (times - 1)))
-
-    least, most = PROGRESSIVE
-    yield Change(BASELINE.remedy, {}, of((least + most) / 2), of(least), of(most))
-
-
-def _large(model: Model) -> Iterator[Change]:
-    """The few large files with as many pixels as the median: decoding takes as long as there are pixels."""
-    share = look_up(model.summary, "files.large.above_median") or 0.0
-    if share <= WORTH:
-        return
+def _baseline(model: Model, share: Any) -> Limits:
+    # of a GPU's decoders nobody has measured it
     if model.stage("decode"):
-        yield Change(LIKE_OTHERS.remedy, {}, model.spared("decode", share))
+        # of the time of decoding, as much as they take more than baseline files
+        yield tuple(
+            model.spared("decode", 1 - 1 / (1 + share * (times - 1)))
+            for times in PROGRESSIVE
+        )
+
+
+def _like_others(model: Model, large: Any) -> Limits:
+    # decoding takes as long as there are pixels
+    share = large["above_median"]
+    if model.stage("decode"):
+        yield (model.spared("decode", share),)
     else:
         # of what DALI's time goes to nothing is known
-        after = model.faster(1 / (1 - share))
-        yield Change(LIKE_OTHERS.remedy, {}, after, model)
+        yield model.faster(1 / (1 - share)), model
+
+
+REMEDIES: dict[Cause, Callable[[Model, Any], Limits]] = {
+    GPU_ALONE: _gpu_alone,
+    CORES_ALONE: _cores_alone,
+    BASELINE: _baseline,
+    LIKE_OTHERS: _like_others,
+}
 
 
 def _loaders(model: Model) -> Iterator[Change]:
@@ -430,10 +428,7 @@ CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
     _workers,
     _storage,
     _transforms,
-    _gpu_alone,
-    _cores_alone,
-    _progressive,
-    _large,
+    _causes,
     _loaders,
     _graphs,
     _compile,

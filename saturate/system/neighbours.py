@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -21,14 +21,6 @@ READINGS = 10
 """Readings of the GPU meanwhile; those of the later half count."""
 BUSY = 0.05
 """Share of that time from which on a GPU is shared."""
-
-
-class CpuTime(NamedTuple):
-    """CPU seconds that programs have had on the cores that this process may use, at a time; `own` are the run's."""
-
-    at: float
-    everybody: float
-    own: float
 
 
 def root() -> int:
@@ -55,25 +47,23 @@ def tree(of: int, proc: Path = PROC) -> dict[int, float]:
     return {pid: seconds[pid] for pid in found & seconds.keys()}
 
 
-def cpu_time(of: int, cores: Collection[int], proc: Path = PROC) -> CpuTime:
-    """Return the CPU time so far on these cores, numbers of the kernel's, of everybody and of the tree of a process.
-
-    In a container the kernel tells the time of the whole machine's programs, of these cores too.
+def cpu_time(of: int, proc: Path = PROC) -> tuple[float, float]:
+    """Return the time, and the CPU seconds so far of all programs but the tree of a process, on the cores that this
+    process may use. In a container the kernel tells those of the whole machine's programs.
     """
-    names = {f"cpu{core}" for core in cores}
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = map(str.split, (proc / "stat").read_text().splitlines())
     # user, nice, system: interrupts are nobody's, and what the host took away is told as cpu.steal
     ticks = sum(sum(map(int, words[1:4])) for words in lines if words[0] in names)
-    return CpuTime(time.monotonic(), ticks / TICKS, sum(tree(of, proc).values()))
+    return time.monotonic(), ticks / TICKS - sum(tree(of, proc).values())
 
 
-def cores_of_others(before: CpuTime, now: CpuTime) -> float:
-    """Return how many cores programs other than this run have taken in between.
+def cores_taken(before: tuple[float, float], now: tuple[float, float]) -> float:
+    """Return how many cores other programs have taken between two of `cpu_time`.
 
     They are too few where ranks of this run are bound to other cores.
     """
-    others = (now.everybody - before.everybody) - (now.own - before.own)
-    return max(others, 0.0) / (now.at - before.at)
+    return max(now[1] - before[1], 0.0) / (now[0] - before[0])
 
 
 def gpu_handle(uuid: str) -> Any:
@@ -101,33 +91,25 @@ def gpu_shared(gpu: Any, of: int) -> dict[str, Any] | None:
     with suppress(nvml.NVMLError):
         readings = []
         for _ in range(READINGS):
-            readings.append(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
             time.sleep(HELD_S / READINGS)
-        last = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+            readings.append(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
         pids = [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
-        return shared([*readings[READINGS // 2 :], last], pids, tree(of))
+        return shared(readings[READINGS // 2 :], pids, tree(of))
     return None
 
 
 def shared(
-    readings: Collection[float], pids: Collection[int], own: Mapping[int, float]
+    readings: Sequence[float], pids: Collection[int], own: Collection[int]
 ) -> dict[str, Any] | None:
     """Return `busy`, the share of the time in which others were at work on the GPU, and `who`; None where it was idle.
 
     `readings` are those while this run, the processes `own`, was held idle, `pids` whom NVML tells of.
     """
-    *_, last = readings
     busy = sum(readings) / len(readings)
     # where the last one is of an idle GPU, what was before was this run's own
-    if last < BUSY or busy < BUSY:
+    if readings[-1] < BUSY or busy < BUSY:
         return None
     # in a container NVML has other numbers of processes than are here, or none
     knows = any(pid in own for pid in pids)
     others = [pid for pid in pids if pid not in own] if knows else []
-    return {"busy": busy, "who": [f"{_name(pid)} ({pid})" for pid in others]}
-
-
-def _name(pid: int) -> str:
-    with suppress(OSError):
-        return (PROC / str(pid) / "comm").read_text().strip()
-    return "a process"
+    return {"busy": busy, "who": others}

@@ -40,4 +40,4 @@ def test_a_neighbour_is_told_and_ones_own_work_is_not() -> None:
     assert own is not None and own["busy"] > 0.8
     # a child is this process's own; to its own run this process is the neighbour, unless the driver has other numbers
     assert own["who"] == [] and its is not None
-    assert its["who"] == [] or its["who"][0].endswith(f" ({os.getpid()})")
+    assert its["who"] in ([], [os.getpid()])

@@ -32,11 +32,11 @@ GRAPHS: dict[str, Any] = {"what": "--graphs true", "settings": {"graphs": True}}
 GRAPHS |= {"rate": 250.0, "gain": 1.5}
 NO_SETTING = {"what": "faster storage", "settings": {}, "rate": 900.0, "gain": 8.0}
 SHARED: dict[str, Any] = {"shared": {"busy": 0.61, "who": []}}
-RANK = {"rank": 3, "who": ["python (7)", "sh (8)"]}
+RANK: dict[str, Any] = {"rank": 3, "who": [7, 8]}
 ALONE = GRAPHS | {"what": "this GPU alone", "settings": {}}
 PROGRESSIVE = {"progressive": 1.0, "large": None}
 LARGE = {"large": {"files": 0.005, "pixels": 0.41, "above_median": 0.4}}
-SMALLER = {"what": "large files made like the others", "settings": {}}
+SMALLER: dict[str, Any] = {"what": "large files made like the others", "settings": {}}
 SMALLER |= {"rate": 260.0, "gain": 1.6}
 MEASURED = {"loader_auto": {"measured": {"dali-gpu": {"rate": 9}}}}
 NVDEC = {"loader": "nvdec", "loaders": ["nvdec", "nvdec+pyav"]}
@@ -80,7 +80,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         summary("compute", gpu={"shared": SHARED["shared"] | RANK}),
-        "uses the GPU of rank 3: busy 61% of a second in which this run was held idle (python (7), sh (8)); this",
+        "uses the GPU of rank 3: busy 61% of a second in which this run was held idle (process 7, 8); this",
     ),
     (summary("compute", gpu=SHARED, what_if=[ALONE | {"gain": 0.05}]), "more GPUs"),
     (summary("loader", 0.9, cpu={"others": 1.5}), "--loader dali-gpu decodes"),
@@ -92,7 +92,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         summary("loader", files=LARGE, what_if=[NO_SETTING, SMALLER, GRAPHS]),
-        "0.5% of the files have 41% of the pixels; large files made like the others: 260 img/s are predicted, +160%.",
+        "large files made like the others: 260 img/s are predicted, +160%.",
     ),
     (summary("loader", files=LARGE, what_if=[GRAPHS, SMALLER]), "--graphs true: 250"),
     (summary("compute", files=PROGRESSIVE), "more GPUs"),

@@ -192,13 +192,13 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(
     def both(local: Any) -> list[Any]:
         other = local
         if isinstance(local, dict):
-            its = {"gpu.power_w": 600.0, "gpu.utilisation": 1.0, "cpu.others": None}
-            its |= {"gpu.shared": {"busy": 0.7, "who": []}}
+            its: dict[str, Any] = {"gpu.power_w": 600.0, "gpu.utilisation": 1.0}
+            its["gpu.shared"] = {"busy": 0.7, "who": []}
             other = local | its | {"memory.host_gib": 2.5}
         return [local, other]
 
-    shared = {"busy": 0.61, "who": ["python (7)"]}
-    compute = {"rate": 20.0, "shared": shared}
+    shared: dict[str, Any] = {"busy": 0.61, "who": [7]}
+    compute: dict[str, Any] = {"rate": 20.0, "shared": shared}
     told.reporter.ceilings(compute=compute, loader={"rate": 30.0}, step=1)
     monkeypatch.setattr(told.world, "gather", both)
     monkeypatch.setattr("saturate.report.reporter.host_gib", lambda: 1.5)

@@ -217,16 +217,16 @@ def decodes(**changes: Any) -> dict[str, Any]:
         # a loader that decodes there is slow for it too, and another one is not
         (0.25, "dali-gpu", 333.0, [1 / 3]),
         (0.25, "torchvision", 333.0, [0.0]),
-        (0.0, "dali-gpu", 333.0, []),
+        (None, "dali-gpu", 333.0, []),
     ],
 )
 def test_a_neighbour_on_the_gpu(
-    busy: float, loader: str, of_loader: float, gains: list[float]
+    busy: float | None, loader: str, of_loader: float, gains: list[float]
 ) -> None:
     of = summary(
         ceiling={"compute": {"rate": 333.0}, "loader": {"rate": of_loader}},
         loader=loader,
-        gpu={"shared": {"busy": busy, "who": []}},
+        gpu={"shared": busy and {"busy": busy, "who": []}},
     )
     found = [one for one in what_if.predictions(of) if one["what"] == "this GPU alone"]
     assert [one["gain"] for one in found] == pytest.approx(gains, abs=0.01)
@@ -258,7 +258,7 @@ def test_files_that_are_slow_to_decode() -> None:
     # half of the files take 1.7 to 2.4 times as long
     of = decodes(files={"progressive": 0.5})
     one = predicted(of, BASELINE)
-    assert one["gain"] == pytest.approx(0.5 * 1.05, rel=0.02)
+    assert one["gain"] == pytest.approx(0.5, rel=0.01)
     assert one["low"] < 330 * 1.35 < 330 * 1.7 < one["high"]
     # what the decoders of a GPU would gain nobody has measured
     of = summary(stages=of_dali["stages"], files={"progressive": 1.0})
