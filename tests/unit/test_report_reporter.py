@@ -16,7 +16,7 @@ import torch
 
 from saturate.contracts import Counts, Pixels, RateWindow, Reported
 from saturate.engine.distributed import ProcessWorld
-from saturate.report import summary
+from saturate.report import facts, summary
 from saturate.report.console import Console
 from saturate.report.facts import rows
 from saturate.report.hardware import Sampler
@@ -267,7 +267,7 @@ def test_what_was_refused_and_why() -> None:
     other = Counts(fallbacks=sorts, refusals={refused: "late", vp8: "no"})
     validation = Counts(fallbacks=Counter([vp8]), refusals={vp8: "why"})
     of_run = {"frames": 4, "rate": 10.0}
-    clips = summary.clips(
+    clips = facts.clips(
         [
             {**of_run, "training": own, "validation": validation},
             {**of_run, "training": other, "validation": Counts()},
