@@ -50,9 +50,9 @@ CLOSER = 0.2
 """Share of the time of kernels, launched one by one, that a CUDA graph saves besides the launches, where these
 are all that is waited for: 0.20 of ResNet-18 at batch 8 and of MobileNetV3 at batch 32 (H100)."""
 
-PROGRESSIVE = (2.0, 1.7, 2.4)
-"""Times the CPU time of a baseline JPEG that Pillow takes to decode a progressive one, usually, at least and at most:
-photographs of 0.2 and 1.6 million pixels, quality 75 to 95."""
+PROGRESSIVE = (2.2, 1.8, 2.6)
+"""Times the CPU time of a baseline JPEG that Pillow takes to decode a progressive one: the median, the least and the
+most of two runs of `python -m benchmarks progressive` (Pillow 13.0, a core of an EPYC, photographs of ImageNet)."""
 TAKES_TURNS = (1.0, 1.0, 1.25)
 """Times an even share of a GPU's time that a step gains, as above, when its neighbour goes: changing hands costs time.
 A ceiling of 18,442 img/s was 7,766 beside one that was always busy (H200), 1.19 times less than half."""
@@ -287,7 +287,7 @@ def _causes(model: Model) -> Iterator[Change]:
 
 
 Limits = Iterator[tuple[Model, ...]]
-"""Of a change: the limits after it, where it does the least, and the most; none where they are not known."""
+"""The limits after a change, then those where it does the least and the most; nothing where they are not known."""
 
 
 def _gpu_alone(model: Model, shared: Any) -> Limits:

@@ -255,11 +255,11 @@ def test_files_that_are_slow_to_decode() -> None:
     }
     one = predicted(summary(**of_dali), LARGE)
     assert one["gain"] == pytest.approx(1.0, rel=0.01) and one["low"] < 330.0
-    # half of the files take 1.7 to 2.4 times as long
+    # half of the files take 1.8 to 2.6 times as long, 2.2 mostly: all take 1.4 to 1.8 times, and 1.6
     of = decodes(files={"progressive": 0.5})
     one = predicted(of, BASELINE)
-    assert one["gain"] == pytest.approx(0.5, rel=0.01)
-    assert one["low"] < 330 * 1.35 < 330 * 1.7 < one["high"]
+    assert one["gain"] == pytest.approx(0.6, rel=0.01)
+    assert one["low"] < 330 * 1.4 < 330 * 1.8 < one["high"]
     # what the decoders of a GPU would gain nobody has measured
     of = summary(stages=of_dali["stages"], files={"progressive": 1.0})
     assert BASELINE not in {one["what"] for one in what_if.predictions(of)}
