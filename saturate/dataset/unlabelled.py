@@ -40,9 +40,8 @@ GRAMMAR = Grammar(
 class Unlabelled:
     """The files that --predict names, n of them, in their order: by name, or that of the list."""
 
-    split: Split[
-        Any
-    ]  # of those that can be read; every label is 0, of the one class '0'
+    # of those that can be read; every label is 0, of the one class '0'
+    split: Split[Any]
     names: tuple[str, ...]  # [n], as the user writes them
     samples: Array  # int64 [n], the sample of each file; -1 where it cannot be read
     errors: dict[int, str]  # place of a file that cannot be read -> why

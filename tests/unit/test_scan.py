@@ -141,7 +141,7 @@ def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -
 
 
 def test_what_is_slow_to_decode(cache: Path, tmp_path: Path) -> None:
-    """Of ten images four are progressive, and one has as many pixels as 32 of the others."""
+    """Four of ten images are progressive, and one has as many pixels as 32 of the others."""
     contents = [encoded(size=(20, 10), progressive=i < 4) for i in range(9)]
     contents.append(encoded(size=(80, 80)))
     files = {f"a/{i}.jpg": content for i, content in enumerate(contents)}
