@@ -9,6 +9,7 @@ from importlib import import_module
 from saturate.system import exit_codes
 
 COMMANDS = {
+    "why": "says why a training program, anybody's, is slow",
     "train": "trains a network, or with --evaluate validates one",
     "predict": "says what a trained network says of files",
     "doctor": "says what is installed and works here, and what to change first",
@@ -47,7 +48,8 @@ def main() -> int:
     if name == "predict":
         name, words = "train", ["--predict", *words]
     sys.argv[1:] = words
-    program = import_module(f"saturate.run.{name}")
+    where = "saturate.why.launch" if name == "why" else f"saturate.run.{name}"
+    program = import_module(where)
     if name == "train":
         program.program()
     code: int = program.main()

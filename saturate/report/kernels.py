@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -43,25 +45,33 @@ def arithmetic(
     try:
         flops, of_convolutions = _flops(forward)
         return {
-            "arithmetic_ms": 1e3 * (1 + BACKWARD) * flops / _peak(dtype, device),
+            "arithmetic_ms": 1e3 * (1 + BACKWARD) * flops / peak(dtype, device),
             "convolutions": of_convolutions / max(flops, 1.0),
         }
     except torch.OutOfMemoryError:  # the batch has left no room
         return {}
 
 
-def _kernel_ms(step: Callable[[], object], step_s: float) -> float:
-    """Return the milliseconds of a step's kernels: they are launched while the device is held, so that none
-    waits for its launch.
+@contextmanager
+def held(step_s: float) -> Iterator[list[float]]:
+    """Yield a list that holds afterwards the milliseconds of the kernels that were launched inside, for `step_s`
+    seconds: the device is held meanwhile, so that none waits for its launch.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    took: list[float] = []
     torch.cuda.synchronize()
     torch.cuda._sleep(int(CLOCK_HZ * (1.5 * step_s + 2e-3)))
     start.record()
-    step()
+    yield took
     end.record()
     torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
+    took.append(start.elapsed_time(end))
+
+
+def _kernel_ms(step: Callable[[], object], step_s: float) -> float:
+    with held(step_s) as took:
+        step()
+    return took[0]
 
 
 def _flops(forward: Callable[[], object]) -> tuple[float, float]:
@@ -70,6 +80,11 @@ def _flops(forward: Callable[[], object]) -> tuple[float, float]:
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         forward()
+    return counted(counter)
+
+
+def counted(counter: Any) -> tuple[float, float]:
+    """Return the floating-point operations that a FlopCounterMode has seen, and those of convolutions."""
     by_operator = counter.get_flop_counts().get("Global", {})
     convolutions = sum(
         count for name, count in by_operator.items() if "convolution" in str(name)
@@ -77,7 +92,7 @@ def _flops(forward: Callable[[], object]) -> tuple[float, float]:
     return float(counter.get_total_flops()), float(convolutions)
 
 
-def _peak(dtype: str, device: torch.device) -> float:
+def peak(dtype: str, device: torch.device) -> float:
     """Return the floating-point operations a second of a large product of matrices."""
     left = torch.randn(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
     torch.mm(left, left)

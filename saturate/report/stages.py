@@ -28,12 +28,13 @@ SLOWER = 0.9
 """Share of the fastest rank's clock below which a GPU's clock is named."""
 NO_WORK = ("idle", "full")
 """Stages in which nothing is done: no rows have come yet, or the step has not taken a batch."""
-OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
-"""Stages that workers have; the others are the thread's that fills slots."""
+OWN_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
+OF_WORKERS = (*OWN_WORKERS, "dataset", "collate")
+"""Stages that workers of our loaders have, and of any; the others are the thread's that fills slots."""
 NOT_OF_A_STEP = ("data_wait", "transfer", "transforms")
 """Phases that are not the step's own."""
-NAMES = (*OF_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")
-"""Stages of all loaders."""
+NAMES = (*OWN_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")
+"""Stages of all our loaders."""
 
 Stage = Mapping[str, float]
 Binding = dict[str, Any]

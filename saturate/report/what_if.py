@@ -69,10 +69,15 @@ class Model:
     spread: float  # of the rate, as a share of it
     cpu_s: float | None  # of a sample, all processes
     summary: Summary
+    # nothing loads while a step computes, as without workers
+    takes_turns: bool = False
 
     def limit(self) -> float:
-        """Return the lowest of the three."""
-        return min(self.compute, self.loader, self.cores or self.loader)
+        """Return the lowest of the three; of a loader and a step that take turns what they make so."""
+        loader = self.loader
+        if self.takes_turns:
+            loader = 1 / (1 / self.compute + 1 / loader)
+        return min(self.compute, loader, self.cores or loader)
 
     def stage(self, name: str, what: str = "ms") -> float:
         """Return the seconds a sample of a stage of the loader; 0 where it has none."""
@@ -165,6 +170,7 @@ def model_of(summary: Summary) -> Model | None:
         spread=(look_up(summary, "rate.spread.iqr") or 0.0) / rate,
         cpu_s=cpu_s,
         summary=summary,
+        takes_turns=bool(summary.get("takes_turns")),
     )
 
 
@@ -203,12 +209,13 @@ def predictions(summary: Summary) -> list[dict[str, Any]]:
     if model is None:
         return []
     listed = [
-        _predicted(model, change) for changes in CHANGES for change in changes(model)
+        predicted(model, change) for changes in CHANGES for change in changes(model)
     ]
     return sorted(listed, key=lambda one: -one["gain"])
 
 
-def _predicted(model: Model, change: Change) -> dict[str, Any]:
+def predicted(model: Model, change: Change) -> dict[str, Any]:
+    """Return what `predictions` has of a change."""
     rates = [
         model.coupling() * after.limit()
         for after in (change.after, change.least, change.most)
@@ -231,18 +238,19 @@ def _predicted(model: Model, change: Change) -> dict[str, Any]:
 
 def _workers(model: Model) -> Iterator[Change]:
     """More or fewer worker processes: each waits for storage, and decodes while it has a core."""
-    workers = model.summary.get("workers")
-    if not workers or not model.busy():
+    workers = model.summary.get("workers") or 0
+    if not (workers or model.takes_turns) or not model.busy():
         return
     wait = model.waits("read", "transforms")
     now = model.by_workers(workers, wait)
     cores = max(int(cores_of_a_rank(model.summary)), 1)
     counts = {max(workers // 2, 1), 2 * workers, MOST_TIMES * workers, cores}
-    for count in sorted(counts - {workers}):
+    for count in sorted(counts - {workers, 0}):
+        gain = model.by_workers(count, wait) / now
         yield Change(
             f"--workers {count}",
             {"workers": count},
-            model.faster(model.by_workers(count, wait) / now),
+            replace(model.faster(gain), takes_turns=False),
             _behind_dali(model),
         )
 

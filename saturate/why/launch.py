@@ -1,0 +1,109 @@
+"""`saturate why [flags] -- PROGRAM`: starts a program that is not ours, measures it, and says why it is slow.
+
+    saturate why -- train.py --their flags       also -- -m their.module, and -- torchrun ... train.py
+    torchrun ... -m saturate.why -- train.py     every rank
+
+Exit code 0: it was measured; 2: it was not, and a line says why; its own where it fails by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from saturate.why import hooks, verdict
+from saturate.why.phases import GO_ON
+
+START = Path(__file__).with_name("start")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="saturate why",
+        usage="saturate why [flags] -- PROGRAM [its flags]",
+        description=(__doc__ or "").partition("\n\n")[0],
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="of a window; there are nine. Default: 3"
+    )
+    parser.add_argument(
+        "--samples", type=int, help="in a batch, where that cannot be seen in it"
+    )
+    parser.add_argument("--json", type=Path, help="file to write all figures to")
+    parser.add_argument(
+        "--then",
+        choices=("stop", GO_ON),
+        default="stop",
+        help="what the program does once it was measured. Default: stop",
+    )
+    at = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:at])
+    words = given[at + 1 :]
+    if not words:
+        parser.error("name a program behind --")
+    if words[0] == "-m" or words[0].endswith(".py"):
+        words = [sys.executable, *words]
+    rank = int(os.environ.get("RANK", 0))
+    # of torchrun's ranks, which are one another's
+    meeting = "".join(
+        os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
+    )
+    folder = Path(tempfile.mkdtemp(prefix=f"saturate-why-{meeting}"))
+    try:
+        code = ran(words, folder, options)
+        found = folder / "result.json"
+        if not found.exists():
+            return code or unmeasured(folder)
+        result = verdict.of(json.loads(found.read_text()))
+        if rank == 0:
+            print("\n".join(verdict.lines(result)))
+            if options.json:
+                options.json.write_text(json.dumps(result, indent=2))
+        # a program that was to stop is ended in its own way, which may be another code
+        return code if options.then == GO_ON else 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ran(words: Sequence[str], folder: Path, options: Any) -> int:
+    """Run the program with hooks; return its exit code."""
+    paths = [str(START), *filter(None, [os.environ.get("PYTHONPATH")])]
+    asked = {name: getattr(options, name) for name in ("seconds", "samples", "then")}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        hooks.FOLDER: str(folder),
+        hooks.ASKED: json.dumps(asked),
+    }
+    try:
+        process = subprocess.Popen(words, env=environment)
+    except OSError as error:
+        print(f"saturate why: {words[0]}: {error.strerror}", file=sys.stderr)
+        return 2
+    # Ctrl-C reaches the program, too, and this one says what came of it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+def unmeasured(folder: Path) -> int:
+    """Say why a program that has ended well was not measured; return 2."""
+    seen = folder / "seen.json"
+    counts = json.loads(seen.read_text()) if seen.exists() else None
+    if counts is None or not counts["batches"]:
+        why = "no loader was seen: a DataLoader, DALI's iterator, or saturate.why.watch(loader)"
+    else:
+        why = f"it took {counts['batches']} batches and made {counts['steps']} steps, too few: more data or epochs"
+    print(f"saturate why: not measured: {why}", file=sys.stderr)
+    return 2

@@ -1,0 +1,542 @@
+"""What a program is put through under `saturate why`: in turns its own loop, the step alone and the loader alone.
+
+    own      batches as the loader gives them                              -> rate
+    replay   the step gets batches again that it has had, on the host      -> compute ceiling
+    drain    batches are taken as fast as they come, and no step is made   -> loader ceiling
+
+Each takes as many batches on every rank, which agree through the store of the group that the program has made.
+Turns, since another program on the machine slows what it meets: the figures are medians over the turns.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import copy
+import itertools
+import json
+import math
+import os
+import platform
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from saturate.why import hooks, restore
+
+TURNS = 3
+WINDOW_S = 3.0
+WARM_UP = 16
+"""Batches before anything is measured, and the least of a window."""
+PROBE = 8
+"""Batches of a phase by which its length is told."""
+CREDITS = 4
+"""Steps of an optimiser after a batch of a loader, by which it is the one that feeds training."""
+UNSTEPPED = 64
+"""Batches without any step of an optimiser, after which batches alone are counted."""
+VALIDATES = 2
+"""Batches of another loader in a row by which it is a validation's, and not one that feeds the step, too."""
+NAMED = (
+    "num_workers",
+    "batch_size",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+)
+"""Settings of a DataLoader that are told."""
+
+GO_ON = "go-on"
+"""Has the program train on once it was measured."""
+OWN, KEEP = object(), object()
+"""In place of a batch: the loader's next one, and the same that is to be given again."""
+
+
+class Measured(KeyboardInterrupt):
+    """Ends the program as Ctrl-C would, once it has been measured."""
+
+
+def samples_of(batch: Any) -> int:
+    """Return the length of the first tensor or array found in a batch, or of its first list of images, which are
+    tensors of three dimensions; 0 where there is none.
+    """
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    for part in parts_of(batch):
+        ranks = {len(getattr(inner, "shape", ())) for inner in parts_of(part)}
+        count = len(part) if ranks == {3} else samples_of(part)
+        if count:
+            return count
+    return 0
+
+
+def parts_of(batch: Any) -> list[Any]:
+    """Return what a batch holds: a list, a tuple, or whatever has values, as dictionaries and BatchEncodings do."""
+    if hasattr(batch, "keys") and hasattr(batch, "values"):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, (list, tuple)) else []
+
+
+def tensors_of(batch: Any) -> list[Any]:
+    """Return all tensors of a batch."""
+    if hasattr(batch, "is_pinned"):
+        return [batch]
+    return [tensor for part in parts_of(batch) for tensor in tensors_of(part)]
+
+
+class Kept:
+    """A batch to be given again, whole also where the loop changes it in place."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch, self._whole = batch, copy.deepcopy(batch)
+        self._versions = self._seen()
+
+    def _seen(self) -> list[int]:
+        return [tensor._version for tensor in tensors_of(self.batch)]
+
+    def again(self) -> Any:
+        """Return the batch as the loader has given it."""
+        if self._seen() != self._versions:
+            self.batch = copy.deepcopy(self._whole)
+            self._versions = self._seen()
+        return self.batch
+
+
+class Run:
+    """What one process is put through. Its threads take batches and make steps; one loader feeds them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        asked = json.loads(os.environ[hooks.ASKED])
+        self.window_s: float = asked["seconds"] or WINDOW_S
+        self.samples: int = asked["samples"] or 0  # a batch; 0: as it says
+        self.goes_on: bool = asked["then"] == GO_ON
+        self.autocast = ""  # the type it computes in; "": none was entered
+        self.has_replayed = False
+        # calls that would have saved what was trained on batches again
+        self.unsaved = 0
+        self.facts: dict[str, Any] = {}
+        self.windows: dict[str, list[dict[str, float]]] = {}
+        self._loader: Any = None
+        self._optimizers: dict[int, Any] = {}
+        self._taken: Counter[int] = Counter()
+        self._credits: Counter[int] = Counter()
+        self._last: Any = None
+        self._steps = 0
+        self._phases = self._all()
+        self._action: Any = None  # what the program gets next, where that is decided
+        self._iterator: Any = None
+        self._kept: list[Kept] = []
+        self._drains = False
+        self._agreed = 0
+        self._of_others = 0  # batches of other loaders since one of this loader
+        # when the first of these was asked for, and when an epoch has ended
+        self._paused_at: float | None = None
+        self._ended_at: float | None = None
+        self._touched_at = time.perf_counter()
+        self._open: dict[str, float] = {}
+
+    # -- called by the hooks -----------------------------------------------------------------------------------
+
+    def stepped(self, optimizer: Any) -> None:
+        """Count a step of an optimiser."""
+        self._optimizers.setdefault(id(optimizer), optimizer)
+        self._steps += 1
+        self._touched_at = time.perf_counter()
+        if self._loader is None and self._last is not None:
+            key = id(self._last)
+            self._credits[key] += 1
+            if self._credits[key] == CREDITS:
+                self._choose(self._last)
+
+    def take(self, batches: Any, loader: Any, pull: Callable[[], Any]) -> Any:
+        """Return the batch that the program gets where it asks `loader` for the next one, which is pull()."""
+        if self._drains:
+            return pull()
+        if self._loader is None:
+            batch = pull()
+            self._last = loader
+            self._taken[id(loader)] += 1
+            if not self._steps and self._taken[id(loader)] == UNSTEPPED:
+                self._choose(loader)
+            return batch
+        self._taken[id(loader)] += 1
+        if loader is not self._loader:
+            self._of_others += 1
+            if self._of_others == 1:
+                self._paused_at = self._touched_at
+            batch = pull()
+            self._touched_at = time.perf_counter()
+            return batch
+        self._resume()
+        self._iterator = batches
+        if self._action is None:
+            self._action = next(self._phases, OWN)
+        if isinstance(self._action, Kept):
+            batch = self._action.again()
+        else:
+            began = time.perf_counter()
+            try:
+                batch = pull()
+            except StopIteration:
+                # the program asks again, in its next epoch
+                self._ended_at = time.perf_counter()
+                raise
+            if self._open:
+                self._open["wait"] += time.perf_counter() - began
+            if self._action is KEEP:
+                # before the loop has it, which may change it
+                self._kept.append(Kept(batch))
+        if self._open:
+            self._open["samples"] += self.samples or samples_of(batch)
+        self._action = None
+        return batch
+
+    def write_seen(self) -> None:
+        """Leave how many batches and steps there were, for the line of a program that was not measured."""
+        seen = {"batches": sum(self._taken.values()), "steps": self._steps}
+        if seen["batches"]:
+            (self.folder / "seen.json").write_text(json.dumps(seen))
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def _choose(self, loader: Any) -> None:
+        self._loader = loader
+        settings = {name: getattr(loader, name, None) for name in NAMED}
+        self.facts["loader"] = {
+            "kind": type(loader).__name__,
+            **{
+                name: value
+                for name, value in settings.items()
+                if isinstance(value, (int, str))
+            },
+        }
+
+    def _resume(self) -> None:
+        """Count what has passed since a validation, or the end of an epoch, as no time of training."""
+        now = time.perf_counter()
+        # a validation between two epochs is no part of their gap
+        validated = self._of_others >= VALIDATES
+        name = "pause" if validated else "gap"
+        since = self._paused_at if validated else self._ended_at
+        if since is not None and self._open:
+            self._open[name] += now - since
+        self._of_others = 0
+        self._paused_at = self._ended_at = None
+
+    def _all(self) -> Iterator[Any]:
+        """Yield OWN where the program gets the loader's next batch, and else the batch that it gets; then end it."""
+        yield from [OWN] * WARM_UP
+        before = None
+        for turn in range(TURNS):
+            yield from self._window("own", itertools.repeat(OWN))
+            if turn == 0:
+                yield from [KEEP] * 2
+                if self.goes_on and not self._refuses():
+                    before = restore.Kept([*self._optimizers.values()])
+                self.has_replayed = True
+            yield from self._window("replay", itertools.cycle(self._kept))
+            if turn == 0:
+                yield from self._split()
+                yield from self._on_device()
+            self._drain()
+        self._write()
+        if before is None:
+            self._end()
+        else:
+            before.put_back()
+            self.has_replayed = False
+
+    def _refuses(self) -> bool:
+        """Say so where the program counts what cannot be put back."""
+        if who := restore.refused():
+            print(
+                f"saturate why: --then go-on: {who} counts steps by itself, so the program ends once it is measured",
+                file=sys.stderr,
+            )
+        return bool(who)
+
+    def _window(self, name: str, actions: Iterator[Any]) -> Iterator[Any]:
+        """Yield actions for a window of about `window_s`, behind as many as show how long they take."""
+        began = self._synchronised()
+        for _ in range(PROBE):
+            yield next(actions)
+        each_s = self._agree((self._synchronised() - began) / PROBE)
+        count = max(WARM_UP, math.ceil(self.window_s / each_s))
+        # the queue of the workers has filled in a replay, and empties here
+        for _ in range(count // 4):
+            yield next(actions)
+        steps, before = self._steps, hooks.read_totals(self.folder)
+        began = self._synchronised()
+        self._open = dict.fromkeys(("samples", "wait", "pause", "gap"), 0.0)
+        for _ in range(count):
+            yield next(actions)
+        self._open["seconds"] = self._synchronised() - began
+        self._open |= {"batches": count, "steps": self._steps - steps}
+        self._close(name, self._open, before)
+        self._open = {}
+
+    def _close(
+        self, name: str, window: dict[str, float], before: tuple[hooks.Totals, int]
+    ) -> None:
+        """Keep a window, and what workers were busy with since `before`."""
+        self.windows.setdefault(name, []).append(window)
+        totals, made = hooks.read_totals(self.folder)
+        of_phase = self.facts.setdefault("stages", {})
+        busy = of_phase.setdefault(name, {"batches": 0, "totals": {}})
+        busy["batches"] += made - before[1]
+        for stage, seconds in totals.items():
+            was = before[0].get(stage, [0.0, 0.0])
+            has = busy["totals"].get(stage, [0.0, 0.0])
+            busy["totals"][stage] = [has[i] + seconds[i] - was[i] for i in range(2)]
+
+    def _split(self) -> Iterator[Any]:
+        """Time forward, backward and optimiser of a few steps, each of which the device has ended by then."""
+        import torch
+
+        marks: list[tuple[str, float]] = []
+
+        def mark(name: str) -> None:
+            marks.append((name, self._synchronised()))
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            mark("forward")
+            result = whole(*args, **kwargs)
+            mark("backward")
+            return result
+
+        whole = torch.autograd.backward
+        torch.autograd.backward = backward
+        hook: Any = sys.modules["torch.optim.optimizer"]  # torch.optim hides its name
+        pre = hook.register_optimizer_step_pre_hook(lambda *_: mark("loop"))
+        post = hook.register_optimizer_step_post_hook(lambda *_: mark("update"))
+        times = 3 * len(self._kept)
+        try:
+            for kept in itertools.islice(itertools.cycle(self._kept), times):
+                mark("loop")
+                yield kept
+            mark("loop")
+        finally:
+            torch.autograd.backward = whole
+            pre.remove()
+            post.remove()
+        split: dict[str, float] = {}
+        for (_, before), (name, now) in itertools.pairwise(marks):
+            split[name] = split.get(name, 0.0) + 1e3 * (now - before) / times
+        self.facts["split_ms"] = split
+
+    def _on_device(self) -> Iterator[Any]:
+        """Measure on a GPU the copy of a batch, the kernels of a step without their launches, its arithmetic, and
+        where it waits for the device.
+        """
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return
+        kept = self._kept[0]
+        tensors = [one for one in tensors_of(kept.batch) if not one.is_cuda]
+        if tensors:
+            began = self._synchronised()
+            for _ in range(PROBE):
+                for tensor in tensors:
+                    tensor.cuda(non_blocking=True)
+            copy_s = (self._synchronised() - began) / PROBE
+            self.facts["transfer_ms"] = 1e3 * copy_s
+            self.facts["pinned"] = all(tensor.is_pinned() for tensor in tensors)
+        yield from self._syncs(kept)
+        yield from self._kernels(kept)
+
+    def _syncs(self, kept: Kept) -> Iterator[Any]:
+        """Count the places of the program at which a step waits for the device."""
+        import torch
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            yield kept
+            torch.cuda.set_sync_debug_mode("default")
+        places = Counter(
+            f"{Path(one.filename).name}:{one.lineno}"
+            for one in caught
+            if "synchronizing CUDA operation" in str(one.message)
+        )
+        self.facts["syncs"] = dict(places.most_common(3))
+
+    def _kernels(self, kept: Kept) -> Iterator[Any]:
+        """Time the kernels of a step one behind another, and count its arithmetic."""
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        from saturate.report import kernels
+
+        window = self.windows["replay"][0]
+        step_s = window["seconds"] / window["batches"]
+        found = []
+        for _ in range(kernels.TIMES):
+            with kernels.held(step_s) as took:
+                yield kept
+            found.append(took[0])
+        self.facts["kernel_ms"] = min(found)
+        if "torch._inductor.compile_fx" in sys.modules:
+            return  # under the counter it would be compiled again
+        with FlopCounterMode(display=False) as counter:
+            yield kept
+        flops, of_convolutions = kernels.counted(counter)
+        dtype = self.autocast or str(torch.get_default_dtype())
+        device = torch.device("cuda", torch.cuda.current_device())
+        peak = kernels.peak(dtype.removeprefix("torch."), device)
+        self.facts["arithmetic_ms"] = 1e3 * flops / peak
+        self.facts["convolutions"] = of_convolutions / max(flops, 1.0)
+
+    def _drain(self) -> None:
+        """Take batches as fast as they come, behind those that lie ready."""
+        self._drains = True
+        asked = self.facts["loader"]
+        ready = (asked.get("prefetch_factor") or 0) * (asked.get("num_workers") or 0)
+        window: dict[str, float] = dict.fromkeys(("samples", "batches", "gap"), 0.0)
+        before = hooks.read_totals(self.folder)
+        began = time.perf_counter()
+        until = began + 4 * self.window_s
+        iterator, skipped = self._iterator, 0
+        while time.perf_counter() < until:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                ended = time.perf_counter()
+                iterator = self._next_epoch()
+                batch = next(iterator)
+                window["gap"] += time.perf_counter() - ended
+            skipped += 1
+            if skipped <= ready:
+                before = hooks.read_totals(self.folder)
+                began = time.perf_counter()
+                until = began + self.window_s
+                window["gap"] = 0.0
+                continue
+            window["samples"] += self.samples or samples_of(batch)
+            window["batches"] += 1
+        window["seconds"] = time.perf_counter() - began
+        self._close("drain", window, before)
+        self._drains = False
+
+    def _next_epoch(self) -> Any:
+        """Return an iterator of the loader's next epoch; a subclass's own would also move its batches."""
+        base = sys.modules["torch.utils.data"].DataLoader
+        if isinstance(self._loader, base):
+            return base.__iter__(self._loader)
+        if hasattr(self._loader, "reset"):  # DALI's
+            self._loader.reset()
+        return iter(self._loader)
+
+    def _write(self) -> None:
+        """Write what all ranks have measured."""
+        # no step in a whole window: its updates are made by hand, or inside of a graph
+        self.facts["counts_batches"] = not self.windows["own"][0]["steps"]
+        own = {"windows": self.windows, **self.facts, "settings": self._settings()}
+        # the same on every host: each has a rank that waits for it
+        ranks = [json.loads(each) for each in self._gathered(json.dumps(own))]
+        (self.folder / "result.json").write_text(json.dumps(ranks))
+
+    def _end(self) -> None:
+        """End the program as Ctrl-C would."""
+        global run, _was_measured
+        run, _was_measured = None, True
+        sys.excepthook = _but_measured
+        if threading.current_thread() is not threading.main_thread():
+            _thread.interrupt_main()
+            raise StopIteration
+        raise Measured
+
+    # -- what it asks ------------------------------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what of the step decides its rate: device, precision, memory format, compilation."""
+        import torch
+
+        parameters = [
+            parameter
+            for optimizer in self._optimizers.values()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        kernels = [one for one in parameters if one.ndim == 4 and one.shape[-1] > 1]
+        defaults = [one.defaults for one in self._optimizers.values()]
+        last = torch.channels_last
+        device = parameters[0].device if parameters else torch.device("cpu")
+        on_gpu = device.type == "cuda"
+        return {
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+            "dtypes": sorted({str(one.dtype) for one in parameters}),
+            "autocast": self.autocast,
+            "channels_last": any(
+                one.is_contiguous(memory_format=last) and not one.is_contiguous()
+                for one in kernels
+            ),
+            "has_convolutions": bool(kernels),
+            "fused": any(one.get("fused") for one in defaults),
+            "compiled": "torch._inductor.compile_fx" in sys.modules,
+            "cores": len(os.sched_getaffinity(0)),
+            "unsaved": self.unsaved,
+        }
+
+    def _synchronised(self) -> float:
+        """Return the time once the device has done what it was given."""
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _agree(self, value: float) -> float:
+        """Return the largest of all ranks' values."""
+        return max(map(float, self._gathered(repr(value))))
+
+    def _gathered(self, value: str) -> list[str]:
+        """Return what each rank gives, by the store of the program's own group."""
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            return [value]
+        store = dist.distributed_c10d._get_default_store()
+        self._agreed += 1
+        keys = [
+            f"saturate.why/{self._agreed}/{rank}"
+            for rank in range(dist.get_world_size())
+        ]
+        store.set(keys[dist.get_rank()], value)
+        return [store.get(key).decode() for key in keys]
+
+
+def _but_measured(kind: type[BaseException], *error: Any) -> None:
+    """Tell of an exception that nobody caught, but for the one that ends a program that was measured."""
+    if kind is not Measured:
+        sys.__excepthook__(kind, *error)
+
+
+def _leave() -> None:
+    """End a program that was measured with exit code 0, whatever it does with Ctrl-C; of another leave its counts."""
+    if run is not None:
+        run.write_seen()
+    if _was_measured:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+_was_measured = False
+run: Run | None = None
+"""What this process is put through; None outside of `saturate why`, and in workers of a loader."""
+
+
+def begin(folder: Path) -> None:
+    """Put this process through the phases, once a loader feeds steps."""
+    global run
+    if run is None:
+        atexit.register(_leave)
+    run = Run(folder)

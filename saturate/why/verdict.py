@@ -1,0 +1,313 @@
+"""What the figures of `saturate why` mean: they become a summary as our own runs have one, so that the same tables say
+what binds, and what a change is worth. Pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from saturate.contracts import counted
+from saturate.report import meter, stages, what_if
+from saturate.report.advice import WORTH, Summary
+from saturate.report.facts import FACTS
+
+PHASES = {"own": "rate", "replay": "compute", "drain": "loader"}
+"""Phase of why/phases.py -> the figure that it gives."""
+IDLE_EPOCHS = 0.02
+"""Share of the time between epochs from which on it is worth a line."""
+WIDTH = 80
+
+WORDS = {
+    "workers": "num_workers={}",
+    "compile": "torch.compile(model)",
+    "batch_size": "batches of {}, another recipe",
+}
+"""Settings of ours, in the words of PyTorch."""
+
+Rank = Mapping[str, Any]
+"""What a rank has measured (why/phases.py)."""
+
+
+def of(ranks: Sequence[Rank]) -> dict[str, Any]:
+    """Return the summary of a program of which these are the ranks: keys as in summary.json, and `windows`, the
+    rates of each phase, samples a second of all ranks.
+    """
+    first = ranks[0]
+    rates = {
+        figure: _rates([rank["windows"][phase] for rank in ranks], phase)
+        for phase, figure in PHASES.items()
+    }
+    own = [window for rank in ranks for window in rank["windows"]["own"]]
+    seconds = sum(window["seconds"] for window in own)
+    samples = sum(window["samples"] for window in own)
+    active_s = seconds - sum(window["pause"] + window["gap"] for window in own)
+    wait_s = sum(window["wait"] for window in own)
+    batches = sum(window["batches"] for window in own)
+    replays = first["windows"]["replay"]
+    step_ms = 1e3 * statistics.median(
+        window["seconds"] / window["batches"] for window in replays
+    )
+    loader, settings = first["loader"], first["settings"]
+    of_ranks = [_of_rank(rank) for rank in ranks]
+    compute = {
+        "step_ms": step_ms,
+        **{
+            name: first[name]
+            for name in ("kernel_ms", "arithmetic_ms", "convolutions")
+            if name in first
+        },
+    }
+    values: dict[str, Any] = {
+        "loader": loader["kind"],
+        "workers": loader.get("num_workers"),
+        "takes_turns": loader.get("num_workers") == 0,
+        "batch_size": round(samples / batches),
+        "world_size": len(ranks),
+        "cores_a_rank": settings["cores"] / len(ranks),
+        "compile": settings["compiled"],
+        "one_shape": True,
+        "hardware": {"gpu": settings["gpu"], "cores": settings["cores"]},
+        "versions": {name: settings[name] for name in ("torch", "python")},
+        "settings": {**loader, **settings},
+        "windows": rates,
+        "rate": {**_figure(rates["rate"], "steady"), "active_s": active_s},
+        "ceiling": {
+            "compute": _figure(rates["compute"], "rate") | compute,
+            "loader": _figure(rates["loader"], "rate"),
+        },
+        "data_wait": {"ms": 1e3 * wait_s / batches, "share": wait_s / active_s},
+        "step_ms": {"p50": 1e3 * active_s / batches},
+        "split_ms": first["split_ms"],
+        "stages": of_ranks[0]["stages"],
+        "steps": _of_transforms(first),
+        "slowest_rank": stages.slowest(of_ranks),
+        # of each rank
+        "pauses": {"validation": sum(window["pause"] for window in own) / len(ranks)},
+        "idle_epochs": sum(window["gap"] for window in own) / seconds,
+        "syncs": first.get("syncs", {}),
+        "unsaved": settings["unsaved"],
+        "counts_batches": first["counts_batches"],
+    }
+    values["rate"]["active_s"] /= len(ranks)
+    values["efficiency"], values["bound"] = meter.bound(
+        values["rate"]["steady"],
+        values["ceiling"]["compute"]["rate"],
+        values["ceiling"]["loader"]["rate"],
+    )
+    values["binds"] = stages.binds(values)
+    values["what_if"] = sorted(_changes(values, first), key=lambda one: -one["gain"])
+    return values
+
+
+def _rates(
+    of_ranks: Sequence[Sequence[Mapping[str, float]]], phase: str
+) -> list[float]:
+    """Return samples a second of all ranks, of the windows that they had together. A validation, and the start of an
+    epoch, are told apart. Ranks that drain do not wait for each other, as they would in a step.
+    """
+    rates = []
+    for windows in zip(*of_ranks, strict=True):
+        each = [
+            window["samples"]
+            / (window["seconds"] - window.get("pause", 0.0) - window["gap"])
+            for window in windows
+        ]
+        rates.append(len(each) * min(each) if phase == "drain" else sum(each))
+    return rates
+
+
+def _figure(rates: list[float], name: str) -> dict[str, Any]:
+    return {
+        name: statistics.median(rates),
+        "spread": meter.spread(rates),
+        "unit": "samples/s",
+    }
+
+
+def _of_rank(rank: Rank) -> dict[str, Any]:
+    """Return what report/stages.py wants to know of a rank."""
+    own = rank["windows"]["own"]
+    batches = sum(window["batches"] for window in own)
+    wait_s = sum(window["wait"] for window in own)
+    seconds = sum(window["seconds"] - window["pause"] for window in own)
+    return {
+        "data_wait": 1e3 * wait_s / batches,
+        "forward": rank["split_ms"].get("forward"),
+        "stages": _stages(rank, wait_s / seconds),
+    }
+
+
+def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
+    """Return the stages of a rank's workers, as shares of their time and ms a sample, and what its waits for data,
+    this share of its time, were for: `workers`, or the `queue` between them and the program.
+    """
+    drains = rank["windows"]["drain"]
+    busy = rank["stages"]["drain"]
+    made = sum(rank["stages"][phase]["batches"] for phase in ("own", "drain"))
+    samples = made * drains[0]["samples"] / max(drains[0]["batches"], 1)
+    totals: dict[str, list[float]] = {}
+    for phase in ("own", "drain"):
+        for name, seconds in rank["stages"][phase]["totals"].items():
+            stage = totals.setdefault(name.partition(" ")[0], [0.0, 0.0])
+            stage[0] += seconds[0]
+            stage[1] += seconds[1]
+    totals["transforms"] = totals.pop("transform", [0.0, 0.0])
+    everything = sum(wall for wall, _ in totals.values())
+    if not samples or not everything:
+        return {}
+    found = {
+        name: {
+            "share": wall / everything,
+            "ms": 1e3 * wall / samples,
+            "cpu_ms": 1e3 * cpu / samples,
+        }
+        for name, (wall, cpu) in totals.items()
+        if wall
+    }
+    # taken as fast as they come: workers that are idle wait for the program to take what they made
+    worked_s = sum(wall for wall, _ in busy["totals"].values())
+    workers = max(rank["loader"].get("num_workers") or 0, 1)
+    there_s = workers * sum(window["seconds"] for window in drains)
+    works = min(worked_s / there_s, 1.0)
+    nothing = {"ms": 0.0, "cpu_ms": 0.0}
+    found["workers"] = {"share": wait * works, **nothing}
+    found["queue"] = {"share": wait * (1 - works), **nothing}
+    return found
+
+
+def _of_transforms(rank: Rank) -> dict[str, float]:
+    """Return the share of the workers' time that each transform has, the largest first."""
+    seconds: Counter[str] = Counter()
+    for phase in ("own", "drain"):
+        for name, (wall, _) in rank["stages"][phase]["totals"].items():
+            seconds[name] += wall
+    everything = sum(seconds.values())
+    return {
+        name.removeprefix("transform "): wall / everything
+        for name, wall in seconds.most_common()
+        if name.startswith("transform ")
+    }
+
+
+# --- what changes are worth ---------------------------------------------------------------------------------------
+
+
+def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
+    """Yield what is predicted of each change, as report/what_if.py does, in the words of PyTorch."""
+    for one in what_if.predictions(values):
+        said = [WORDS[name].format(value) for name, value in one["settings"].items()]
+        yield {**one, "what": " ".join(said) or one["what"].removeprefix("--")}
+    model = what_if.model_of(values)
+    if model is None:
+        return
+    loader = rank["loader"]
+    if values["idle_epochs"] > IDLE_EPOCHS:
+        gain = 1 / (1 - values["idle_epochs"])
+        if loader.get("num_workers") and not loader.get("persistent_workers"):
+            after = replace(model, rate=model.rate * gain)
+            change = what_if.Change("persistent_workers=True", {}, after)
+            yield {**what_if.predicted(model, change), "gain": gain - 1}
+    copy_ms = rank.get("transfer_ms")
+    if copy_ms and not rank["pinned"]:
+        step_ms = values["ceiling"]["compute"]["step_ms"]
+        # at most the copy runs beside the step, and at least half of it
+        fully, half = (
+            replace(model, compute=model.compute * step_ms / (step_ms - saved))
+            for saved in (copy_ms, copy_ms / 2)
+        )
+        what = "pin_memory=True with .to(device, non_blocking=True)"
+        yield what_if.predicted(model, what_if.Change(what, {}, fully, half, fully))
+
+
+def _unknown(values: Summary) -> list[str]:
+    """Return what could make the step faster, and was not measured."""
+    settings = values["settings"]
+    on_gpu = settings["gpu"] is not None
+    in_fp32 = settings["dtypes"] == ["torch.float32"] and not settings["autocast"]
+    can = {
+        "torch.autocast": on_gpu and in_fp32,
+        "channels_last": on_gpu
+        and settings["has_convolutions"]
+        and not settings["channels_last"],
+        "torch.compile": not settings["compiled"]
+        and "kernel_ms" not in values["ceiling"]["compute"],
+        "an optimiser with fused=True": on_gpu and not settings["fused"],
+    }
+    return [name for name, is_left in can.items() if is_left]
+
+
+def _first(values: Summary) -> str:
+    """Say what to change first."""
+    if values["efficiency"] and values["bound"] is None:
+        return "measure again: the rate is above its own ceiling, so another program was busy meanwhile"
+    binds = values["binds"] or {}
+    if binds.get("side") == "pause":
+        return f"validate less often: it takes {binds['share']:.0%} of the time"
+    for one in values["what_if"]:
+        if one["gain"] > WORTH:
+            return f"{one['what']}: {one['rate']:,.4g} samples/s are predicted, {one['gain']:+.0%}"
+    if values["bound"] == "loader":
+        return "the loader: smaller or fewer files to decode, fewer transforms, or more cores"
+    unknown = _unknown(values)
+    if values["bound"] == "compute":
+        more = f": {', '.join(unknown)} (not measured)" if unknown else ""
+        return f"the step, which has its data{more}"
+    return "loader and step hinder each other, or other programs take these cores: more cores"
+
+
+def lines(values: Summary) -> list[str]:
+    """Return the table: rows of our own closing table, and what is told of a program that is not ours."""
+    rows = [
+        (fact.line.title, fact.line.text(value, values))
+        for fact in FACTS
+        if fact.line and (value := fact.value(values)) is not None
+    ]
+    shares = {
+        name: stage["share"]
+        for name, stage in values["stages"].items()
+        if name in stages.OF_WORKERS
+    }
+    told = sorted(shares, key=shares.__getitem__, reverse=True)[:4]
+    worst = next(iter(values["steps"].items()), None)
+    more = f" ({worst[0]} {worst[1]:.0%})" if worst else ""
+    workers = [
+        f"{name} {shares[name]:.0%}{more if name == 'transforms' else ''}"
+        for name in told
+    ]
+    whole_s = values["rate"]["active_s"] + sum(values["pauses"].values())
+    pause = values["pauses"]["validation"] / whole_s
+    waits = [f"{place} {count} x" for place, count in values["syncs"].items()]
+    unknown = _unknown(values)
+    rows += [
+        ("workers", ", ".join(workers)),
+        ("between epochs", _share(values["idle_epochs"])),
+        ("validation", _share(pause)),
+        ("waits for GPU", ", ".join(waits) and f"{', '.join(waits)} a step"),
+        ("not measured", ", ".join(unknown)),
+        ("not saved", _unsaved(values["unsaved"])),
+        ("counted", "batches: no step of an optimiser was seen"),
+        ("change first", _first(values)),
+    ]
+    if not values["counts_batches"]:
+        rows = [row for row in rows if row[0] != "counted"]
+    heading = f"saturate why | {values['loader']} | torch {values['versions']['torch']}"
+    table = [heading, "-" * WIDTH]
+    for title, text in rows:
+        for index, line in enumerate(textwrap.wrap(text, WIDTH - 18)):
+            table.append(f"{'' if index else title:<16}  {line}")
+    return [*table, "-" * WIDTH]
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%} of the time" if share > IDLE_EPOCHS else ""
+
+
+def _unsaved(count: int) -> str:
+    if not count:
+        return ""
+    return f"{counted(count, 'checkpoint')}: the step was given batches again by then"

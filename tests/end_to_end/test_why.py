@@ -1,0 +1,227 @@
+"""`saturate why` on a program that knows nothing of us (anybodys.py): figures by hand, ways to start it, loops, ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PROGRAM = Path(__file__).with_name("anybodys.py")
+ROOT = Path(__file__).parents[2]
+WHY = [sys.executable, "-m", "saturate", "why"]
+
+
+class Why:
+    """Runs the program under `saturate why`, in an empty folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.json = folder / "found.json"
+
+    def __call__(
+        self,
+        *words: str,
+        flags: tuple[str, ...] = ("--seconds", "0.4"),
+        before: tuple[str, ...] = (),
+        command: tuple[str, ...] = (*WHY,),
+        **environment: str,
+    ) -> subprocess.CompletedProcess[str]:
+        program = [*before, str(PROGRAM), *words]
+        paths = os.pathsep.join(filter(None, [environment.pop("path", ""), str(ROOT)]))
+        return subprocess.run(
+            [*command, *flags, "--json", str(self.json), "--", *program],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": paths} | environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def found(self, *words: str, **how: Any) -> dict[str, Any]:
+        """Return what --json holds."""
+        ended = self(*words, **how)
+        assert ended.returncode == 0, ended.stderr
+        assert "Traceback" not in ended.stderr, ended.stderr
+        found: dict[str, Any] = json.loads(self.json.read_text())
+        return found
+
+
+@pytest.fixture
+def why(tmp_path: Path) -> Why:
+    return Why(tmp_path)
+
+
+def is_about(by_hand: float, rate: float) -> bool:
+    """Whether a rate can be the one by hand. Sleeps last longer on a busy machine, and never shorter."""
+    return 0.55 * by_hand < rate < 1.02 * by_hand
+
+
+def port() -> str:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
+
+
+def test_the_figures_are_those_by_hand(why: Why) -> None:
+    """8 samples a batch: 40 ms a step are 200 samples/s, 8 reads of 10 ms by a worker 100, by four of them 400."""
+    found = why.found("read_ms=10", "step_ms=40")
+    assert is_about(200, found["ceiling"]["compute"]["rate"])
+    assert is_about(100, found["ceiling"]["loader"]["rate"])
+    assert is_about(100, found["rate"]["steady"])
+    assert found["bound"] == "loader"
+    assert found["binds"]["stage"] == "read"
+    assert found["batch_size"] == 8
+    assert found["stages"]["read"]["ms"] == pytest.approx(10, rel=0.2)
+    predicted = {one["what"]: one["rate"] for one in found["what_if"]}
+    assert is_about(200, predicted["num_workers=4"])
+    assert why.found("read_ms=10", "step_ms=40", "workers=4")["bound"] == "compute"
+
+
+def test_without_workers_loader_and_step_take_turns(why: Why) -> None:
+    """80 ms and 40 ms a batch one behind another are 67 samples/s; beside each other they are 100."""
+    found = why.found("read_ms=10", "step_ms=40", "workers=0")
+    assert is_about(8 / 0.12, found["rate"]["steady"])
+    predicted = {one["what"]: one["rate"] for one in found["what_if"]}
+    assert is_about(100, predicted["num_workers=1"])
+
+
+CAUSES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "reads": (("read_ms=5", "step_ms=5"), "loader", "read"),
+    "dataset": (("spin_ms=5", "step_ms=5"), "loader", "dataset"),
+    "step": (("step_ms=30",), "step", "forward"),
+    "validation": (("step_ms=5", "validate_every=10"), "pause", "validation"),
+}
+"""Cause -> words, side, stage."""
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_cause_is_named(cause: str, why: Why) -> None:
+    words, side, stage = CAUSES[cause]
+    found = why.found(*words)
+    assert (found["binds"]["side"], found["binds"]["stage"]) == (side, stage)
+
+
+def test_workers_that_start_anew_each_epoch(why: Why) -> None:
+    """An epoch of 20 batches begins with the start of a process, in which nothing is trained."""
+    ended = why("samples=160", "step_ms=5", "start=spawn", flags=("--seconds", "2"))
+    assert "between epochs" in ended.stdout
+    found = json.loads(why.json.read_text())
+    assert found["idle_epochs"] > 0.2
+    assert any("persistent_workers=True" in one["what"] for one in found["what_if"])
+    found = why.found("samples=160", "step_ms=5", "start=spawn", "persistent=1")
+    assert found["idle_epochs"] < 0.05
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_workers_however_they_start_tell_their_stages(start: str, why: Why) -> None:
+    found = why.found("read_ms=5", f"start={start}", "workers=2")
+    assert found["stages"]["read"]["ms"] == pytest.approx(5, rel=0.2)
+    assert found["settings"]["num_workers"] == 2
+
+
+STARTS = {
+    "torchrun in it": ((*WHY,), ("torchrun", "--standalone", "--nproc-per-node=2")),
+    "it in torchrun": (
+        *[("torchrun", "--standalone", "--nproc-per-node=2", "-m", "saturate.why")],
+        (),
+    ),
+    "by sys.argv again": ((*WHY,), ()),
+    "spawned": ((*WHY,), ()),
+}
+WORDS = {"by sys.argv again": ["ranks=again"], "spawned": ["ranks=spawn"]}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_two_ranks_however_they_start(start: str, why: Why) -> None:
+    """Rank 1 reads 5 ms longer a sample, and both wait for it: 8 samples of each rank in 80 ms are 200 a second."""
+    command, before = STARTS[start]
+    scripts = Path(sys.executable).parent
+    command = (str(scripts / command[0]), *command[1:])
+    if before:
+        before = (str(scripts / before[0]), *before[1:])
+    words = ["read_ms=5", "slow_rank_ms=5", *WORDS.get(start, [])]
+    found = why.found(*words, command=command, before=before, MASTER_PORT=port())
+    assert found["world_size"] == 2
+    assert is_about(200, found["rate"]["steady"])
+    assert is_about(200, found["ceiling"]["loader"]["rate"])
+    assert found["slowest_rank"]["rank"] == 1
+
+
+LOOPS = ("held", "ahead", "two", "accumulate", "scaler", "two optimizers", "watch")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops(loop: str, why: Why) -> None:
+    """Each is measured by batches of 8 that take 40 ms to read."""
+    found = why.found(f"loop={loop}", "read_ms=5", "step_ms=5")
+    assert is_about(200, found["rate"]["steady"])
+    assert found["pauses"]["validation"] == 0
+    assert not found["counts_batches"]
+
+
+def test_a_loop_without_an_optimizer_is_counted_by_batches(why: Why) -> None:
+    ended = why("loop=by hand", "read_ms=1")
+    assert ended.returncode == 0
+    assert "no step of an optimiser was seen" in ended.stdout
+
+
+def test_only_torch_and_numpy_are_needed(why: Why) -> None:
+    """And a sitecustomize of the environment's own runs as it did."""
+    others = ["PIL", "yaml", "pydantic", "rich", "psutil", "torchvision", "nvidia.dali"]
+    folder = why.folder / "own"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import sys\nfor name in {others}: sys.modules[name] = None\nsys.has_begun = True\n"
+    )
+    (folder / "says.py").write_text(
+        "import sys, runpy\nassert sys.has_begun\nsys.argv[:] = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    found = why.found("read_ms=2", before=(str(folder / "says.py"),), path=str(folder))
+    assert found["bound"] == "loader"
+
+
+def test_a_program_that_cannot_be_measured(why: Why) -> None:
+    ended = why("steps=30")
+    assert ended.returncode == 2 and "came to its end" in ended.stdout
+    assert ended.stderr.splitlines() == [
+        "saturate why: not measured: it took 30 batches and made 30 steps, too few: more data or epochs"
+    ]
+    empty = why.folder / "empty.py"
+    empty.write_text("print('nothing')\n")
+    ended = why(before=(str(empty),))
+    assert ended.returncode == 2 and ended.stdout == "nothing\n"
+    assert "no loader was seen" in ended.stderr
+    assert why("fail=7").returncode == 7
+    assert why("fail=7").stderr == "my own words\n"
+    ended = why(before=("no-such-program",))
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1
+
+
+def test_nothing_is_saved_once_batches_came_again(why: Why) -> None:
+    """Step 18 is the last before: 16 batches of warm-up, 8 + 4 + 16 of a window, two that are kept."""
+    saved = why.folder / "saved.pt"
+    found = why.found(f"save={saved}", flags=("--seconds", "0.001"))
+    assert torch.load(saved) == 16 + 8 + 4 + 16 + 2
+    assert found["unsaved"] > 0
+
+
+def test_it_goes_on_as_if_nothing_had_been(why: Why) -> None:
+    """Weights, learning rate and random numbers of the step after are those of the step before the replay."""
+    log = why.folder / "log"
+    words = (f"log={log}", "steps=400", "read_ms=1", "step_ms=1")
+    flags = ("--seconds", "0.05", "--then", "go-on")
+    ended = why(*words, flags=flags)
+    assert ended.returncode == 0 and "came to its end" in ended.stdout
+    steps = log.read_text().splitlines()
+    assert len(steps) == 400
+    (again,) = (line for line in set(steps) if steps.count(line) == 2)
+    assert steps.index(again) == 16 + 8 + 13 + 50 + 2
