@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from saturate.system.resources import cores
 from saturate.why import hooks, restore
 
 TURNS = 3
@@ -482,7 +483,7 @@ class Run:
             "has_convolutions": bool(kernels),
             "fused": any(one.get("fused") for one in defaults),
             "compiled": "torch._inductor.compile_fx" in sys.modules,
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": cores(),
             "unsaved": self.unsaved,
         }
 
