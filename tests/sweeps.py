@@ -36,6 +36,16 @@ SWEEPS: dict[str, str] = {
         f"{RUNS}torchrun.py::test_a_rank_that_is_killed[{moment}]": "steps"
         for moment in ("checkpoint", "validation")
     },
+    # programs that are not ours: other ways to start ranks and workers, other loops
+    **{
+        f"{RUNS}why.py::test_{name}": "the others of the test"
+        for name in (
+            "workers_however*[[!f]*]",
+            "two_ranks*[[!b]*]",
+            "loops[[!ht]*]",
+            "the_cause*[[!v]*]",
+        )
+    },
     # other sizes, accumulations and seeds of sets whose last step is short
     f"{RUNS}small_sets.py::*learns[[!0]-*]": "seed 0",
     **{

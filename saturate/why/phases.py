@@ -16,6 +16,7 @@ import copy
 import itertools
 import json
 import math
+import operator
 import os
 import platform
 import sys
@@ -90,6 +91,15 @@ def tensors_of(batch: Any) -> list[Any]:
     return [tensor for part in parts_of(batch) for tensor in tensors_of(part)]
 
 
+def signature(loader: Any) -> tuple[Any, ...]:
+    """Return what is the same of a DataLoader that a program makes anew for each epoch; of others what no two share."""
+    if not hasattr(loader, "sampler"):
+        return (id(loader),)
+    kinds = (type(one) for one in (loader, loader.dataset, loader.sampler))
+    settings = (getattr(loader, name, None) for name in NAMED)
+    return (*kinds, operator.length_hint(loader), *settings)
+
+
 class Kept:
     """A batch to be given again, whole also where the loop changes it in place."""
 
@@ -127,6 +137,7 @@ class Run:
         self._optimizers: dict[int, Any] = {}
         self._taken: Counter[int] = Counter()
         self._credits: Counter[int] = Counter()
+        self._signature: tuple[Any, ...] = ()
         self._last: Any = None
         self._steps = 0
         self._phases = self._all()
@@ -139,6 +150,7 @@ class Run:
         # when the first of these was asked for, and when an epoch has ended
         self._paused_at: float | None = None
         self._ended_at: float | None = None
+        self._gap_s = 0.0  # between the last two epochs
         self._touched_at = time.perf_counter()
         self._open: dict[str, float] = {}
 
@@ -167,6 +179,8 @@ class Run:
                 self._choose(loader)
             return batch
         self._taken[id(loader)] += 1
+        if loader is not self._loader and signature(loader) == self._signature:
+            self._loader = loader
         if loader is not self._loader:
             self._of_others += 1
             if self._of_others == 1:
@@ -188,8 +202,7 @@ class Run:
                 # the program asks again, in its next epoch
                 self._ended_at = time.perf_counter()
                 raise
-            if self._open:
-                self._open["wait"] += time.perf_counter() - began
+            self._waited(began)
             if self._action is KEEP:
                 # before the loop has it, which may change it
                 self._kept.append(Kept(batch))
@@ -207,7 +220,7 @@ class Run:
     # -- phases ------------------------------------------------------------------------------------------------
 
     def _choose(self, loader: Any) -> None:
-        self._loader = loader
+        self._loader, self._signature = loader, signature(loader)
         settings = {name: getattr(loader, name, None) for name in NAMED}
         self.facts["loader"] = {
             "kind": type(loader).__name__,
@@ -219,16 +232,27 @@ class Run:
         }
 
     def _resume(self) -> None:
-        """Count what has passed since a validation, or the end of an epoch, as no time of training."""
-        now = time.perf_counter()
-        # a validation between two epochs is no part of their gap
-        validated = self._of_others >= VALIDATES
-        name = "pause" if validated else "gap"
-        since = self._paused_at if validated else self._ended_at
-        if since is not None and self._open:
-            self._open[name] += now - since
+        """Count what has passed since a validation began as no time of training."""
+        if self._of_others >= VALIDATES and self._paused_at is not None:
+            paused_s = time.perf_counter() - self._paused_at
+            if self._open:
+                self._open["pause"] += paused_s
+            if self._ended_at is not None:
+                # a validation between two epochs is no part of their gap
+                self._ended_at += paused_s
         self._of_others = 0
-        self._paused_at = self._ended_at = None
+        self._paused_at = None
+
+    def _waited(self, began: float) -> None:
+        """Count the wait for a batch, that for an epoch's first one as the gap between two epochs."""
+        now = time.perf_counter()
+        name, since = "wait", began
+        if self._ended_at is not None:
+            name, since = "gap", self._ended_at
+            self._gap_s = now - since
+            self._ended_at = None
+        if self._open:
+            self._open[name] += now - since
 
     def _all(self) -> Iterator[Any]:
         """Yield OWN where the program gets the loader's next batch, and else the batch that it gets; then end it."""
@@ -267,7 +291,11 @@ class Run:
         began = self._synchronised()
         for _ in range(PROBE):
             yield next(actions)
-        each_s = self._agree((self._synchronised() - began) / PROBE)
+        each_s = (self._synchronised() - began) / PROBE
+        if length := operator.length_hint(self._loader):
+            # short epochs take the time to begin them
+            each_s = max(each_s, self._gap_s / length)
+        each_s = self._agree(each_s)
         count = max(WARM_UP, math.ceil(self.window_s / each_s))
         # the queue of the workers has filled in a replay, and empties here
         for _ in range(count // 4):
@@ -403,8 +431,9 @@ class Run:
         before = hooks.read_totals(self.folder)
         began = time.perf_counter()
         until = began + 4 * self.window_s
-        iterator, skipped = self._iterator, 0
-        while time.perf_counter() < until:
+        iterator = self._iterator
+        taken_s: list[float] = []  # of those that lie ready
+        while (asked_at := time.perf_counter()) < until:
             try:
                 batch = next(iterator)
             except StopIteration:
@@ -412,8 +441,8 @@ class Run:
                 iterator = self._next_epoch()
                 batch = next(iterator)
                 window["gap"] += time.perf_counter() - ended
-            skipped += 1
-            if skipped <= ready:
+            if len(taken_s) < ready:
+                taken_s.append(time.perf_counter() - asked_at)
                 before = hooks.read_totals(self.folder)
                 began = time.perf_counter()
                 until = began + self.window_s
@@ -422,6 +451,8 @@ class Run:
             window["samples"] += self.samples or samples_of(batch)
             window["batches"] += 1
         window["seconds"] = time.perf_counter() - began
+        # not all lie ready where the loader is slow
+        window["queue"] = min(taken_s, default=0.0)
         self._close("drain", window, before)
         self._drains = False
 

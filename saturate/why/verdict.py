@@ -87,7 +87,10 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "steps": _of_transforms(first),
         "slowest_rank": stages.slowest(of_ranks),
         # of each rank
-        "pauses": {"validation": sum(window["pause"] for window in own) / len(ranks)},
+        "pauses": {
+            name: sum(window[key] for window in own) / len(ranks)
+            for name, key in (("validation", "pause"), ("epochs", "gap"))
+        },
         "idle_epochs": sum(window["gap"] for window in own) / seconds,
         "syncs": first.get("syncs", {}),
         "unsaved": settings["unsaved"],
@@ -144,10 +147,9 @@ def _of_rank(rank: Rank) -> dict[str, Any]:
 
 def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
     """Return the stages of a rank's workers, as shares of their time and ms a sample, and what its waits for data,
-    this share of its time, were for: `workers`, or the `queue` between them and the program.
+    this share of its time, were for: `workers`, or taking from the `queue` what they have made.
     """
     drains = rank["windows"]["drain"]
-    busy = rank["stages"]["drain"]
     made = sum(rank["stages"][phase]["batches"] for phase in ("own", "drain"))
     samples = made * drains[0]["samples"] / max(drains[0]["batches"], 1)
     totals: dict[str, list[float]] = {}
@@ -169,14 +171,14 @@ def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
         for name, (wall, cpu) in totals.items()
         if wall
     }
-    # taken as fast as they come: workers that are idle wait for the program to take what they made
-    worked_s = sum(wall for wall, _ in busy["totals"].values())
-    workers = max(rank["loader"].get("num_workers") or 0, 1)
-    there_s = workers * sum(window["seconds"] for window in drains)
-    works = min(worked_s / there_s, 1.0)
+    # what taking a batch costs that lies ready; the rest of a wait is for the workers to make it
+    queue_s = statistics.median(window["queue"] for window in drains)
+    own = rank["windows"]["own"]
+    took_s = sum(window["seconds"] for window in own)
+    queue = min(sum(window["batches"] for window in own) * queue_s / took_s, wait)
     nothing = {"ms": 0.0, "cpu_ms": 0.0}
-    found["workers"] = {"share": wait * works, **nothing}
-    found["queue"] = {"share": wait * (1 - works), **nothing}
+    found["workers"] = {"share": wait - queue, **nothing}
+    found["queue"] = {"share": queue, **nothing}
     return found
 
 
@@ -210,7 +212,9 @@ def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
         gain = 1 / (1 - values["idle_epochs"])
         if loader.get("num_workers") and not loader.get("persistent_workers"):
             after = replace(model, rate=model.rate * gain)
-            change = what_if.Change("persistent_workers=True", {}, after)
+            change = what_if.Change(
+                "one DataLoader with persistent_workers=True", {}, after
+            )
             yield {**what_if.predicted(model, change), "gain": gain - 1}
     copy_ms = rank.get("transfer_ms")
     if copy_ms and not rank["pinned"]:
@@ -246,11 +250,13 @@ def _first(values: Summary) -> str:
     if values["efficiency"] and values["bound"] is None:
         return "measure again: the rate is above its own ceiling, so another program was busy meanwhile"
     binds = values["binds"] or {}
-    if binds.get("side") == "pause":
+    if binds.get("stage") == "validation":
         return f"validate less often: it takes {binds['share']:.0%} of the time"
     for one in values["what_if"]:
         if one["gain"] > WORTH:
             return f"{one['what']}: {one['rate']:,.4g} samples/s are predicted, {one['gain']:+.0%}"
+    if binds.get("stage") == "queue":
+        return "pin_memory=True: its thread takes the batches from the workers beside the step (not measured)"
     if values["bound"] == "loader":
         return "the loader: smaller or fewer files to decode, fewer transforms, or more cores"
     unknown = _unknown(values)
@@ -283,9 +289,11 @@ def lines(values: Summary) -> list[str]:
     pause = values["pauses"]["validation"] / whole_s
     waits = [f"{place} {count} x" for place, count in values["syncs"].items()]
     unknown = _unknown(values)
+    over_all = values["rate"]["steady"] * (1 - values["idle_epochs"])
+    between = f"{_share(values['idle_epochs'])}: {over_all:,.4g} samples/s over all of it"
     rows += [
         ("workers", ", ".join(workers)),
-        ("between epochs", _share(values["idle_epochs"])),
+        ("between epochs", _share(values["idle_epochs"]) and between),
         ("validation", _share(pause)),
         ("waits for GPU", ", ".join(waits) and f"{', '.join(waits)} a step"),
         ("not measured", ", ".join(unknown)),

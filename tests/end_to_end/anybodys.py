@@ -8,6 +8,7 @@ hand.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -30,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "steps": 100_000,
     "start": "",  # of the workers: fork, spawn or forkserver
     "persistent": 0,
+    "begin_ms": 0.0,  # slept by each worker as it begins
     "validate_every": 0,  # steps; 40 batches of another loader
     "loop": "plain",
     "ranks": "",  # how the second one is started: again (by sys.argv, as Lightning does), spawn
@@ -58,6 +60,10 @@ class Data(Dataset[tuple[torch.Tensor, int]]):
         return torch.ones(3, 4, 4), number % 10
 
 
+def begun(begin_ms: float, _: int) -> None:
+    time.sleep(begin_ms / 1e3)
+
+
 def loader_of(asked: dict[str, Any]) -> DataLoader[tuple[torch.Tensor, int]]:
     return DataLoader(
         Data(asked),
@@ -65,6 +71,7 @@ def loader_of(asked: dict[str, Any]) -> DataLoader[tuple[torch.Tensor, int]]:
         num_workers=asked["workers"],
         persistent_workers=bool(asked["persistent"]),
         multiprocessing_context=asked["start"] or None,
+        worker_init_fn=functools.partial(begun, asked["begin_ms"]),
     )
 
 

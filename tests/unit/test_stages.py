@@ -43,7 +43,7 @@ def test_a_lap_goes_to_its_stage_and_waiting_takes_no_cpu() -> None:
 
 
 def test_the_report_knows_all_stages_and_whose_they_are() -> None:
-    assert stages.NAMES == STAGES and stages.OF_WORKERS == OF_A_WORKER
+    assert stages.NAMES == STAGES and stages.OWN_WORKERS == OF_A_WORKER
 
 
 def test_a_wait_that_spans_a_pause_counts_from_its_end(

@@ -1,0 +1,192 @@
+"""Slow loops by a planted cause: is it named by `saturate why`, and does its prediction hold?
+
+    python -m benchmarks.why IMAGES [--only REGEX] [--repeats 3] [--output FILE]
+
+Each cause is a run of why_loop.py under `saturate why`, and where a change is predicted, `--repeats` runs with that
+change really made, by the loop's own stopwatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.why_loop import converted
+
+LOOP = Path(__file__).with_name("why_loop.py")
+CORES = 2
+"""Cores that a cause of a CPU's has."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Words of the loop that make it slow; `names` must be found in the verdict."""
+
+    words: str
+    names: str
+    # what of the predictions is tried, a pattern, and the words that make that change
+    change: str = ""
+    changed: str = ""
+    gpu: bool = False
+    images: str = ""
+    ranks: int = 1
+    beside: int = 0  # busy processes of somebody else
+
+
+BIG = "arch=resnet50 size=224 batch=128 memory=1"
+CAUSES = {
+    "slow reads": Cause("read_ms=20 step_ms=100", "read", "num_workers=8$", "workers=8"),
+    "one worker": Cause("workers=1 read_ms=4 step_ms=100", "num_workers", "num_workers=2$", "workers=2"),
+    "no worker": Cause("workers=0 step_ms=150", "num_workers", "num_workers=1$", "workers=1"),
+    "too many workers": Cause("workers=24 batch=8", "fewer|num_workers|cores"),
+    "heavy transform": Cause("blur=31", "GaussianBlur"),
+    "large photographs": Cause("", "decode", images="large"),
+    "PNG": Cause("", "decode", images="png"),
+    "Python in the dataset": Cause("spin_ms=10", "dataset", "num_workers=4$", "workers=4"),
+    "short epochs": Cause("samples=640 persistent=0", "persistent_workers", "persistent", "samples=640"),
+    "validation": Cause("validate_every=10", "validat"),
+    "pictures": Cause("pictures=8 workers=1 size=32", "loop"),
+    "slow rank": Cause("slow_rank_ms=20 step_ms=100 workers=1", "rank 1", ranks=2),
+    "cores shared": Cause("step_ms=50", "other programs", beside=4),
+    "pageable copies": Cause(f"{BIG} pin=0", "pin_memory", "pin_memory", f"{BIG} pin=1", gpu=True),
+    "item": Cause("arch=resnet18 size=64 batch=64 memory=1 item=4", "why_loop.py|launch", gpu=True),
+    "tiny batches": Cause("arch=resnet50 size=64 batch=4 memory=1", "launch", gpu=True),
+    "fp32": Cause(f"{BIG} amp=0", "autocast", gpu=True),
+    "no channels_last": Cause(f"{BIG} channels_last=0", "channels_last", gpu=True),
+    "one worker, GPU": Cause("arch=resnet50 size=224 batch=64 workers=1", "num_workers", "num_workers=4$", "workers=4", gpu=True),
+    "GPU shared": Cause(BIG, "another process|shared", gpu=True, beside=1),
+}  # fmt: skip
+
+
+def command(cause: Cause, images: Path, words: str) -> list[str]:
+    base = {"large": images / "large", "png": images / "png", "": images / "jpeg"}
+    ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cause.ranks}"]  # fmt: skip
+    launcher = [sys.executable, *(ranks if cause.ranks > 1 else [])]
+    return [*launcher, str(LOOP), str(base[cause.images]), *words.split()]
+
+
+def run(words: list[str], cause: Cause) -> str:
+    """Return what a program prints, on the cores and devices of a cause."""
+    environment = dict(os.environ)
+    if not cause.gpu:
+        environment |= {"CUDA_VISIBLE_DEVICES": ""}
+    cores = sorted(os.sched_getaffinity(0))[: None if cause.gpu else CORES]
+    found = subprocess.run(
+        words,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    return found.stdout
+
+
+def beside(cause: Cause, images: Path) -> list[subprocess.Popen[str]]:
+    """Start what disturbs a cause."""
+    cores = sorted(os.sched_getaffinity(0))[: None if cause.gpu else CORES]
+    busy = command(cause, images, cause.words) if cause.gpu else [sys.executable, "-c", "while True: pass"]  # fmt: skip
+    return [
+        subprocess.Popen(
+            busy,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        for _ in range(cause.beside)
+    ]
+
+
+def tried(name: str, images: Path, repeats: int) -> dict[str, Any]:
+    """Return what is said of a cause, and what its change has really given."""
+    cause = CAUSES[name]
+    others = beside(cause, images)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "found.json")
+            why = [sys.executable, "-m", "saturate", "why", "--seconds", "2", "--json", str(file), "--"]  # fmt: skip
+            table = run([*why, *command(cause, images, cause.words)], cause)
+            found = json.loads(file.read_text())
+    finally:
+        for other in others:
+            other.kill()
+    row: dict[str, Any] = {
+        "cause": name,
+        "named": bool(re.search(cause.names, verdict_of(table))),
+        "first": found_line(table, "change first"),
+        "table": table,
+        "rate": found["rate"]["steady"],
+    }
+    predicted = [one for one in found["what_if"] if re.search(cause.change, one["what"])]
+    if cause.change and predicted:
+        words = f"{cause.words} {cause.changed} stopwatch=8"
+        rates = [rate_of(run(command(cause, images, words), cause)) for _ in range(repeats)]  # fmt: skip
+        row |= {"predicted": predicted[0]["rate"], "low": predicted[0]["low"], "high": predicted[0]["high"], "real": rates}  # fmt: skip
+        row["off"] = predicted[0]["rate"] / statistics.median(rates) - 1
+    return row
+
+
+def verdict_of(table: str) -> str:
+    """Return the rows that name a cause: what binds, the ranks, neighbours, and what to change first."""
+    titles = "stage that binds|slowest rank|neighbours|shared|between epochs|waits for GPU|change first"
+    return "\n".join(found_line(table, title) for title in titles.split("|"))
+
+
+def found_line(table: str, title: str) -> str:
+    lines = iter(table.splitlines())
+    for line in lines:
+        if line.startswith(title):
+            text = line
+            for more in lines:
+                if not more.startswith(" " * 18):
+                    break
+                text += " " + more.strip()
+            return text
+    return ""
+
+
+def rate_of(printed: str) -> float:
+    return sum(float(rate) for rate in re.findall(r"^rate (\S+)", printed, re.MULTILINE))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as made:
+        images = Path(made)
+        (images / "jpeg").symlink_to(asked.images.resolve())
+        for kind in ("png", "large"):
+            converted(asked.images, images / kind, kind)
+        for name in CAUSES:
+            if not re.search(asked.only, name):
+                continue
+            try:
+                rows.append(tried(name, images, asked.repeats))
+            except (AssertionError, subprocess.TimeoutExpired, OSError) as error:
+                rows.append({"cause": name, "named": False, "first": f"failed: {error}"})
+            row = rows[-1]
+            real = [round(rate) for rate in row.get("real", [])]
+            off = f"{row['off']:+.0%}" if "off" in row else ""
+            print(f"{name:22} {'named' if row['named'] else 'NOT'} {row.get('rate', 0):8.0f} {row.get('predicted', 0):8.0f} {real} {off} | {row['first'][:150]}", flush=True)  # fmt: skip
+            if asked.output:
+                asked.output.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

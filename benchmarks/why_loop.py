@@ -1,0 +1,190 @@
+"""A training loop as many people write it, slow by one cause that is named on its command line (why.py).
+
+    python benchmarks/why_loop.py FOLDER name=value ...
+
+With `stopwatch=SECONDS` it prints its rate, samples a second after a warm-up, by a clock of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+DEFAULTS: dict[str, Any] = {
+    "arch": "",  # of torchvision; "": a convolution
+    "size": 64,
+    "batch": 32,
+    "workers": 2,
+    "persistent": 1,
+    "pin": 1,
+    "samples": 100_000,  # of an epoch
+    "read_ms": 0.0,  # slept before each file is read
+    "spin_ms": 0.0,  # Python that each sample runs, outside of its transforms
+    "blur": 0,  # side of a Gaussian blur's kernel
+    "step_ms": 0.0,  # slept in each step
+    "pictures": 0,  # JPEGs of a batch that each step writes
+    "item": 0,  # times a step asks for its loss
+    "amp": 1,
+    "channels_last": 1,
+    "validate_every": 0,
+    "slow_rank_ms": 0.0,  # read_ms of rank 1 alone
+    "memory": 0,  # 1: batches that lie in memory
+    "stopwatch": 0.0,
+}
+WARM_UP_S = 4.0
+
+
+class Photographs(torchvision.datasets.ImageFolder):
+    """The images of a folder again and again."""
+
+    def __init__(self, folder: str, asked: dict[str, Any], transform: Any) -> None:
+        super().__init__(folder, transform)
+        self.asked = asked
+        self.of_rank_ms = asked["slow_rank_ms"] * (os.environ.get("RANK") == "1")
+
+    def __len__(self) -> int:
+        return int(self.asked["samples"])
+
+    def __getitem__(self, number: int) -> Any:
+        slept_ms = self.asked["read_ms"] + self.of_rank_ms
+        if slept_ms:
+            time.sleep(slept_ms / 1e3)
+        ends = time.thread_time() + self.asked["spin_ms"] / 1e3
+        while time.thread_time() < ends:
+            pass
+        return super().__getitem__(number % len(self.samples))
+
+
+def loader_of(folder: str, asked: dict[str, Any]) -> Any:
+    size = asked["size"]
+    if asked["memory"]:
+        return InMemory(asked)
+    blur = [transforms.GaussianBlur(asked["blur"])] if asked["blur"] else []
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size),
+            *blur,
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+        ]
+    )
+    data = Photographs(folder, asked, transform)
+    return DataLoader(
+        data,
+        asked["batch"],
+        shuffle=True,
+        num_workers=asked["workers"],
+        pin_memory=bool(asked["pin"]) and torch.cuda.is_available(),
+        persistent_workers=bool(asked["persistent"] and asked["workers"]),
+        drop_last=True,
+    )
+
+
+class InMemory(torch.utils.data.IterableDataset[Any]):
+    """The same batches again and again, through a DataLoader without workers."""
+
+    def __new__(cls, asked: dict[str, Any]) -> Any:
+        data = super().__new__(cls)
+        shape = asked["batch"], 3, asked["size"], asked["size"]
+        data.batches = [(torch.rand(shape), torch.arange(shape[0]) % 10)] * 2
+        if asked["pin"]:
+            data.batches = [tuple(one.pin_memory() for one in data.batches[0])] * 2
+        return DataLoader(data, batch_size=None)
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from self.batches
+
+
+def small() -> nn.Module:
+    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1000)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), *pooled)
+
+
+def main() -> None:
+    folder, *words = sys.argv[1:]
+    given = dict(word.split("=", 1) for word in words)
+    asked = {
+        name: type(value)(given.get(name, value)) for name, value in DEFAULTS.items()
+    }
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = True
+    arch = asked["arch"]
+    net: Any = (getattr(torchvision.models, arch) if arch else small)().to(device)
+    if asked["channels_last"]:
+        net = net.to(memory_format=torch.channels_last)
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        net = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
+    loader = loader_of(folder, asked)
+    held_out = loader_of(folder, {**asked, "samples": 4 * asked["batch"]})
+    steps, began, first, total = 0, time.perf_counter(), 0.0, 0
+    while True:
+        for images, labels in loader:
+            x = images.to(device, non_blocking=bool(asked["pin"]))
+            y = labels.to(device, non_blocking=bool(asked["pin"]))
+            if asked["channels_last"]:
+                x = x.contiguous(memory_format=torch.channels_last)
+            half = torch.autocast("cuda", torch.float16) if on_gpu and asked["amp"] else None
+            with half or contextlib.nullcontext():
+                loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for _ in range(asked["item"]):
+                loss.item()
+            if asked["step_ms"]:
+                time.sleep(asked["step_ms"] / 1e3)
+            for image in images[: asked["pictures"]]:
+                picture = torchvision.transforms.functional.to_pil_image(image)
+                picture.resize((512, 512)).save(io.BytesIO(), "PNG")
+            steps += 1
+            if asked["validate_every"] and steps % asked["validate_every"] == 0:
+                net.eval()
+                with torch.no_grad():
+                    for images, _ in held_out:
+                        net(images.to(device))
+                net.train()
+            if asked["stopwatch"]:
+                if on_gpu and steps % 8 == 0:
+                    torch.cuda.synchronize()
+                now = time.perf_counter()
+                if not first and now - began > WARM_UP_S:
+                    first = now
+                elif first:
+                    total += len(labels)
+                    if now - first > asked["stopwatch"]:
+                        print(f"rate {total / (now - first):.2f}", flush=True)
+                        return
+
+
+def converted(source: Path, folder: Path, kind: str) -> Path:
+    """Write the images of `source` as PNGs, or enlarged to 12 megapixels ("large"), into `folder`."""
+    from PIL import Image
+
+    for path in sorted(source.rglob("*.JPEG"))[: 24 if kind == "large" else None]:
+        image = Image.open(path).convert("RGB")
+        if kind == "large":
+            image = image.resize((4000, 3000))
+        there = folder / path.parent.name / f"{path.stem}.{'jpg' if kind == 'large' else 'png'}"
+        there.parent.mkdir(parents=True, exist_ok=True)
+        image.save(there)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
