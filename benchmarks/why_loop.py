@@ -69,7 +69,7 @@ class Photographs(torchvision.datasets.ImageFolder):
 def loader_of(folder: str, asked: dict[str, Any]) -> Any:
     size = asked["size"]
     if asked["memory"]:
-        return InMemory(asked)
+        return DataLoader(InMemory(asked), batch_size=None)
     blur = [transforms.GaussianBlur(asked["blur"])] if asked["blur"] else []
     transform = transforms.Compose(
         [
@@ -92,15 +92,16 @@ def loader_of(folder: str, asked: dict[str, Any]) -> Any:
 
 
 class InMemory(torch.utils.data.IterableDataset[Any]):
-    """The same batches again and again, through a DataLoader without workers."""
+    """The same batches again and again."""
 
-    def __new__(cls, asked: dict[str, Any]) -> Any:
-        data = super().__new__(cls)
+    def __init__(self, asked: dict[str, Any]) -> None:
         shape = asked["batch"], 3, asked["size"], asked["size"]
-        data.batches = [(torch.rand(shape), torch.arange(shape[0]) % 10)] * 2
-        if asked["pin"]:
-            data.batches = [tuple(one.pin_memory() for one in data.batches[0])] * 2
-        return DataLoader(data, batch_size=None)
+        batch = torch.rand(shape), torch.arange(shape[0]) % 10
+        pinned = asked["pin"] and torch.cuda.is_available()
+        self.batches = [
+            [one.pin_memory() if pinned else one.clone() for one in batch]
+            for _ in range(2)
+        ]
 
     def __iter__(self) -> Any:
         while True:
@@ -139,7 +140,11 @@ def main() -> None:
             y = labels.to(device, non_blocking=bool(asked["pin"]))
             if asked["channels_last"]:
                 x = x.contiguous(memory_format=torch.channels_last)
-            half = torch.autocast("cuda", torch.float16) if on_gpu and asked["amp"] else None
+            half = (
+                torch.autocast("cuda", torch.float16)
+                if on_gpu and asked["amp"]
+                else None
+            )
             with half or contextlib.nullcontext():
                 loss = nn.functional.cross_entropy(net(x), y)
             loss.backward()
@@ -180,7 +185,11 @@ def converted(source: Path, folder: Path, kind: str) -> Path:
         image = Image.open(path).convert("RGB")
         if kind == "large":
             image = image.resize((4000, 3000))
-        there = folder / path.parent.name / f"{path.stem}.{'jpg' if kind == 'large' else 'png'}"
+        there = (
+            folder
+            / path.parent.name
+            / f"{path.stem}.{'jpg' if kind == 'large' else 'png'}"
+        )
         there.parent.mkdir(parents=True, exist_ok=True)
         image.save(there)
     return folder

@@ -97,7 +97,7 @@ LIKE_OTHERS = Cause("files.large", _large, "large files made like the others")
 NEIGHBOURS, FILES = (GPU_ALONE, CORES_ALONE), (BASELINE, LIKE_OTHERS)
 
 
-def _first(causes: Sequence[Cause], summary: Summary) -> str:
+def first_of(causes: Sequence[Cause], summary: Summary) -> str:
     """Say the first of these that may be worth its while; "" where there is none."""
     for cause in causes:
         if said := cause.line(look_up(summary, cause.key), summary):
@@ -110,7 +110,7 @@ def advice(summary: Summary) -> str:
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):
         return "Train for longer: a window of the rate is at least 2 s and starts after the warm-up."
     # before all that is told of figures which were measured beside them
-    if said := _first(NEIGHBOURS, summary):
+    if said := first_of(NEIGHBOURS, summary):
         return said
     if too_high(summary.get("efficiency")):
         return (
@@ -140,7 +140,7 @@ def advice(summary: Summary) -> str:
             return f"{_predicted(one, summary)}."
     if bound == "compute":
         return "The step is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
-    if said := _first(FILES, summary):
+    if said := first_of(FILES, summary):
         return said
     if bound == "storage":
         return (

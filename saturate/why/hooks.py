@@ -59,6 +59,8 @@ totals: Totals = {}
 batches = [0]
 _thread = _Thread()
 _written = [0.0]
+_of_parents: list[Any] = []
+"""What a forked process has of its parent's run."""
 
 
 @contextmanager
@@ -293,6 +295,8 @@ def _anew() -> None:
     _thread = _Thread()
     # a rank that its launcher forks, or a worker, which takes no batches
     if phases.run is not None:
+        # an iterator that is deleted in here would wait for workers that are not its children
+        _of_parents.append(phases.run)
         phases.begin(phases.run.folder)
 
 

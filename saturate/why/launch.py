@@ -80,6 +80,8 @@ def ran(words: Sequence[str], folder: Path, options: Any) -> int:
     """Run the program with hooks; return its exit code."""
     paths = [str(START), *filter(None, [os.environ.get("PYTHONPATH")])]
     asked = {name: getattr(options, name) for name in ("seconds", "samples", "then")}
+    # of torchrun's ranks, which are no neighbours of each other, what has started them
+    asked["launcher"] = os.getppid() if "LOCAL_RANK" in os.environ else os.getpid()
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         hooks.FOLDER: str(folder),

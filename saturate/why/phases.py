@@ -19,6 +19,7 @@ import math
 import operator
 import os
 import platform
+import statistics
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from saturate.system import neighbours
 from saturate.system.resources import cores
 from saturate.why import hooks, restore
 
@@ -127,6 +129,7 @@ class Run:
         self.window_s: float = asked["seconds"] or WINDOW_S
         self.samples: int = asked["samples"] or 0  # a batch; 0: as it says
         self.goes_on: bool = asked["then"] == GO_ON
+        self.launcher: int = asked["launcher"]
         self.autocast = ""  # the type it computes in; "": none was entered
         self.has_replayed = False
         # calls that would have saved what was trained on batches again
@@ -150,7 +153,8 @@ class Run:
         # when the first of these was asked for, and when an epoch has ended
         self._paused_at: float | None = None
         self._ended_at: float | None = None
-        self._gap_s = 0.0  # between the last two epochs
+        self._gaps_s: list[float] = []  # between two epochs of its own
+        self._given = 0  # batches of this epoch
         self._touched_at = time.perf_counter()
         self._open: dict[str, float] = {}
 
@@ -192,15 +196,22 @@ class Run:
         self._iterator = batches
         if self._action is None:
             self._action = next(self._phases, OWN)
+        length = operator.length_hint(loader)
         if isinstance(self._action, Kept):
+            if length and self._given >= length:
+                # an epoch is as long as in the program's own loop, which may count on it
+                self._end_epoch()
+                raise StopIteration
             batch = self._action.again()
+            if self._ended_at is not None:
+                self._waited(self._ended_at)
         else:
             began = time.perf_counter()
             try:
                 batch = pull()
             except StopIteration:
                 # the program asks again, in its next epoch
-                self._ended_at = time.perf_counter()
+                self._end_epoch()
                 raise
             self._waited(began)
             if self._action is KEEP:
@@ -209,7 +220,12 @@ class Run:
         if self._open:
             self._open["samples"] += self.samples or samples_of(batch)
         self._action = None
+        self._given += 1
         return batch
+
+    def _end_epoch(self) -> None:
+        self._ended_at = time.perf_counter()
+        self._given = 0
 
     def write_seen(self) -> None:
         """Leave how many batches and steps there were, for the line of a program that was not measured."""
@@ -249,7 +265,8 @@ class Run:
         name, since = "wait", began
         if self._ended_at is not None:
             name, since = "gap", self._ended_at
-            self._gap_s = now - since
+            if not isinstance(self._action, Kept):
+                self._gaps_s.append(now - since)
             self._ended_at = None
         if self._open:
             self._open[name] += now - since
@@ -257,7 +274,7 @@ class Run:
     def _all(self) -> Iterator[Any]:
         """Yield OWN where the program gets the loader's next batch, and else the batch that it gets; then end it."""
         yield from [OWN] * WARM_UP
-        before = None
+        before, others = None, neighbours.cpu_time(self.launcher)
         for turn in range(TURNS):
             yield from self._window("own", itertools.repeat(OWN))
             if turn == 0:
@@ -270,6 +287,10 @@ class Run:
                 yield from self._split()
                 yield from self._on_device()
             self._drain()
+        # below a quota, cores that others take are not missing here
+        if cores() == len(os.sched_getaffinity(0)):
+            now = neighbours.cpu_time(self.launcher)
+            self.facts["other_cores"] = neighbours.cores_taken(others, now)
         self._write()
         if before is None:
             self._end()
@@ -294,9 +315,9 @@ class Run:
         each_s = (self._synchronised() - began) / PROBE
         if length := operator.length_hint(self._loader):
             # short epochs take the time to begin them
-            each_s = max(each_s, self._gap_s / length)
+            each_s = max(each_s, self._gap_s() / length)
         each_s = self._agree(each_s)
-        count = max(WARM_UP, math.ceil(self.window_s / each_s))
+        count = self._whole(max(WARM_UP, math.ceil(self.window_s / each_s)))
         # the queue of the workers has filled in a replay, and empties here
         for _ in range(count // 4):
             yield next(actions)
@@ -309,6 +330,15 @@ class Run:
         self._open |= {"batches": count, "steps": self._steps - steps}
         self._close(name, self._open, before)
         self._open = {}
+
+    def _gap_s(self) -> float:
+        """Return the usual time from an epoch's end to the next one's first batch."""
+        return statistics.median(self._gaps_s) if self._gaps_s else 0.0
+
+    def _whole(self, count: int) -> int:
+        """Return so many batches or a few more, that every worker makes as many: they begin and end together."""
+        workers = self.facts["loader"].get("num_workers") or 1
+        return int(workers * math.ceil(count / workers))
 
     def _close(
         self, name: str, window: dict[str, float], before: tuple[hooks.Totals, int]
@@ -367,6 +397,10 @@ class Run:
 
         if not torch.cuda.is_initialized():
             return
+        self._synchronised()
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        gpu = neighbours.gpu_handle(uuid)
+        self.facts["shared"] = neighbours.gpu_shared(gpu, self.launcher)
         kept = self._kept[0]
         tensors = [one for one in tensors_of(kept.batch) if not one.is_cuda]
         if tensors:
@@ -427,20 +461,23 @@ class Run:
         self._drains = True
         asked = self.facts["loader"]
         ready = (asked.get("prefetch_factor") or 0) * (asked.get("num_workers") or 0)
-        window: dict[str, float] = dict.fromkeys(("samples", "batches", "gap"), 0.0)
+        window: dict[str, float] = dict.fromkeys(("samples", "pause", "gap"), 0.0)
         before = hooks.read_totals(self.folder)
         began = time.perf_counter()
         until = began + 4 * self.window_s
         iterator = self._iterator
         taken_s: list[float] = []  # of those that lie ready
-        while (asked_at := time.perf_counter()) < until:
+        made = 0
+        while (asked_at := time.perf_counter()) < until or made != self._whole(made):
             try:
                 batch = next(iterator)
             except StopIteration:
-                ended = time.perf_counter()
                 iterator = self._next_epoch()
-                batch = next(iterator)
-                window["gap"] += time.perf_counter() - ended
+                # every worker's first batch is made while the epoch begins
+                for _ in range(self._whole(1)):
+                    next(iterator)
+                window["gap"] += time.perf_counter() - asked_at
+                continue
             if len(taken_s) < ready:
                 taken_s.append(time.perf_counter() - asked_at)
                 before = hooks.read_totals(self.folder)
@@ -449,7 +486,8 @@ class Run:
                 window["gap"] = 0.0
                 continue
             window["samples"] += self.samples or samples_of(batch)
-            window["batches"] += 1
+            made += 1
+        window["batches"] = made
         window["seconds"] = time.perf_counter() - began
         # not all lie ready where the loader is slow
         window["queue"] = min(taken_s, default=0.0)
@@ -469,6 +507,10 @@ class Run:
         """Write what all ranks have measured."""
         # no step in a whole window: its updates are made by hand, or inside of a graph
         self.facts["counts_batches"] = not self.windows["own"][0]["steps"]
+        self.facts["epoch"] = {
+            "batches": operator.length_hint(self._loader),
+            "gap_s": self._gap_s(),
+        }
         own = {"windows": self.windows, **self.facts, "settings": self._settings()}
         # the same on every host: each has a rank that waits for it
         ranks = [json.loads(each) for each in self._gathered(json.dumps(own))]

@@ -13,8 +13,8 @@ from typing import Any
 
 from saturate.contracts import counted
 from saturate.report import meter, stages, what_if
-from saturate.report.advice import WORTH, Summary
-from saturate.report.facts import FACTS
+from saturate.report.advice import NEIGHBOURS, WORTH, Summary, first_of
+from saturate.report.facts import FACTS, busiest
 
 PHASES = {"own": "rate", "replay": "compute", "drain": "loader"}
 """Phase of why/phases.py -> the figure that it gives."""
@@ -44,16 +44,23 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
     }
     own = [window for rank in ranks for window in rank["windows"]["own"]]
     seconds = sum(window["seconds"] for window in own)
+    steady = rates["loader"]
     samples = sum(window["samples"] for window in own)
-    active_s = seconds - sum(window["pause"] + window["gap"] for window in own)
+    active_s = sum(map(_active_s, own))
     wait_s = sum(window["wait"] for window in own)
     batches = sum(window["batches"] for window in own)
+    # a sum of all ranks
+    rates["loader"] = _with_epochs(steady, first, len(ranks) * samples / batches)
     replays = first["windows"]["replay"]
     step_ms = 1e3 * statistics.median(
-        window["seconds"] / window["batches"] for window in replays
+        _active_s(window) / window["batches"] for window in replays
     )
     loader, settings = first["loader"], first["settings"]
     of_ranks = [_of_rank(rank) for rank in ranks]
+    others = {
+        "shared": busiest([rank.get("shared") for rank in ranks]),
+        "other_cores": first.get("other_cores"),
+    }
     compute = {
         "step_ms": step_ms,
         **{
@@ -77,9 +84,11 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "windows": rates,
         "rate": {**_figure(rates["rate"], "steady"), "active_s": active_s},
         "ceiling": {
-            "compute": _figure(rates["compute"], "rate") | compute,
-            "loader": _figure(rates["loader"], "rate"),
+            "compute": _figure(rates["compute"], "rate") | compute | others,
+            "loader": _figure(rates["loader"], "rate") | others,
         },
+        "gpu": {"shared": others["shared"]},
+        "cpu": {"others": others["other_cores"]},
         "data_wait": {"ms": 1e3 * wait_s / batches, "share": wait_s / active_s},
         "step_ms": {"p50": 1e3 * active_s / batches},
         "split_ms": first["split_ms"],
@@ -91,6 +100,7 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
             name: sum(window[key] for window in own) / len(ranks)
             for name, key in (("validation", "pause"), ("epochs", "gap"))
         },
+        "loader_between_epochs": statistics.median(steady),
         "idle_epochs": sum(window["gap"] for window in own) / seconds,
         "syncs": first.get("syncs", {}),
         "unsaved": settings["unsaved"],
@@ -116,12 +126,27 @@ def _rates(
     rates = []
     for windows in zip(*of_ranks, strict=True):
         each = [
+            # to begin an epoch is no part of a ceiling's time, and of the loop's own
             window["samples"]
-            / (window["seconds"] - window.get("pause", 0.0) - window["gap"])
+            / (_active_s(window) + (window["gap"] if phase == "own" else 0.0))
             for window in windows
         ]
         rates.append(len(each) * min(each) if phase == "drain" else sum(each))
     return rates
+
+
+def _with_epochs(rates: Sequence[float], rank: Rank, batch: float) -> list[float]:
+    """Return the rates of a loader that also begins its epochs, in which each worker's first batch is made."""
+    length, gap_s = rank["epoch"]["batches"], rank["epoch"]["gap_s"]
+    if not length or not gap_s:
+        return list(rates)
+    left = max(length - max(rank["loader"].get("num_workers") or 0, 1), 0)
+    return [length * batch / (gap_s + left * batch / rate) for rate in rates]
+
+
+def _active_s(window: Mapping[str, float]) -> float:
+    """Return the seconds in which something was trained."""
+    return window["seconds"] - window["pause"] - window["gap"]
 
 
 def _figure(rates: list[float], name: str) -> dict[str, Any]:
@@ -202,6 +227,8 @@ def _of_transforms(rank: Rank) -> dict[str, float]:
 def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
     """Yield what is predicted of each change, as report/what_if.py does, in the words of PyTorch."""
     for one in what_if.predictions(values):
+        if "GPUs for" in one["what"]:
+            continue  # asked is what to change in the program
         said = [WORDS[name].format(value) for name, value in one["settings"].items()]
         yield {**one, "what": " ".join(said) or one["what"].removeprefix("--")}
     model = what_if.model_of(values)
@@ -209,13 +236,10 @@ def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
         return
     loader = rank["loader"]
     if values["idle_epochs"] > IDLE_EPOCHS:
-        gain = 1 / (1 - values["idle_epochs"])
         if loader.get("num_workers") and not loader.get("persistent_workers"):
-            after = replace(model, rate=model.rate * gain)
-            change = what_if.Change(
-                "one DataLoader with persistent_workers=True", {}, after
-            )
-            yield {**what_if.predicted(model, change), "gain": gain - 1}
+            after = replace(model, loader=values["loader_between_epochs"])
+            what = "one DataLoader with persistent_workers=True"
+            yield what_if.predicted(model, what_if.Change(what, {}, after))
     copy_ms = rank.get("transfer_ms")
     if copy_ms and not rank["pinned"]:
         step_ms = values["ceiling"]["compute"]["step_ms"]
@@ -247,6 +271,8 @@ def _unknown(values: Summary) -> list[str]:
 
 def _first(values: Summary) -> str:
     """Say what to change first."""
+    if said := first_of(NEIGHBOURS, values):
+        return said
     if values["efficiency"] and values["bound"] is None:
         return "measure again: the rate is above its own ceiling, so another program was busy meanwhile"
     binds = values["binds"] or {}
@@ -289,11 +315,9 @@ def lines(values: Summary) -> list[str]:
     pause = values["pauses"]["validation"] / whole_s
     waits = [f"{place} {count} x" for place, count in values["syncs"].items()]
     unknown = _unknown(values)
-    over_all = values["rate"]["steady"] * (1 - values["idle_epochs"])
-    between = f"{_share(values['idle_epochs'])}: {over_all:,.4g} samples/s over all of it"
     rows += [
         ("workers", ", ".join(workers)),
-        ("between epochs", _share(values["idle_epochs"]) and between),
+        ("between epochs", _share(values["idle_epochs"])),
         ("validation", _share(pause)),
         ("waits for GPU", ", ".join(waits) and f"{', '.join(waits)} a step"),
         ("not measured", ", ".join(unknown)),
