@@ -4,7 +4,8 @@
     torch.optim                     every step of an optimiser
     torchvision.transforms, PIL     the time of each transform, and of decoding
     nvidia.dali                     batches of its iterators
-    torch.save, safetensors         nothing is saved once the step was given batches again
+    torch.save, safetensors         nothing is saved once the step was given batches again,
+    os.replace                      and what is not there is not renamed
 
 A worker, forked or spawned, writes what it has been busy with into the folder of the run, where the process that
 trains reads it.
@@ -18,6 +19,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
@@ -134,13 +136,15 @@ def _loaders(module: ModuleType) -> None:
     begin, following = base.__init__, base.__next__
 
     def __init__(self: Any, loader: Any) -> None:
-        self._saturate = loader
+        # a loader that keeps its workers has this iterator, and both are to go together with it
+        kept = loader.persistent_workers
+        self._saturate = weakref.ref(loader) if kept else lambda: loader
         begin(self, loader)
 
     def __next__(self: Any) -> Any:
         if phases.run is None:
             return following(self)
-        return phases.run.take(self, self._saturate, lambda: following(self))
+        return phases.run.take(self, self._saturate(), lambda: following(self))
 
     base.__init__, base.__next__ = __init__, __next__
 
@@ -216,13 +220,32 @@ def _unsaved(module: ModuleType, name: str) -> None:
     save = getattr(module, name)
 
     @functools.wraps(save)
-    def saved(*args: Any, **kwargs: Any) -> Any:
+    def saved(content: Any, to: Any, *args: Any, **kwargs: Any) -> Any:
         if phases.run is None or not phases.run.has_replayed:
-            return save(*args, **kwargs)
-        phases.run.unsaved += 1
+            return save(content, to, *args, **kwargs)
+        if not isinstance(to, (str, os.PathLike)):
+            # whoever writes the bytes of a stream would write none
+            phases.run.streamed += 1
+            return save(content, to, *args, **kwargs)
+        phases.run.unsaved.append(os.fspath(to))
         return None
 
     setattr(module, name, saved)
+
+
+def _renamed(name: str) -> None:
+    """What was not written under one name is not there to have another."""
+    rename = getattr(os, name)
+
+    @functools.wraps(rename)
+    def renamed(source: Any, *args: Any, **kwargs: Any) -> Any:
+        phases = sys.modules.get(f"{__package__}.phases")
+        run = phases and phases.run
+        if run and run.unsaved and os.fspath(source) in run.unsaved:
+            return None
+        return rename(source, *args, **kwargs)
+
+    setattr(os, name, renamed)
 
 
 def _autocast(module: ModuleType) -> None:
@@ -245,6 +268,13 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "torch.amp.autocast_mode": _autocast,
     "torch.serialization": functools.partial(_unsaved, name="save"),
     "safetensors.torch": functools.partial(_unsaved, name="save_file"),
+    # writes the bytes of a stream
+    "lightning.fabric.utilities.cloud_io": functools.partial(
+        _unsaved, name="_atomic_save"
+    ),
+    "lightning_fabric.utilities.cloud_io": functools.partial(
+        _unsaved, name="_atomic_save"
+    ),
     "torchvision.transforms.transforms": _compose,
     "torchvision.transforms.v2._container": _compose,
     "torchvision.io.image": functools.partial(
@@ -303,4 +333,6 @@ def _anew() -> None:
 def begin() -> None:
     """Wrap what this process will import."""
     sys.meta_path.insert(0, _Finder())
+    for name in ("replace", "rename"):
+        _renamed(name)
     os.register_at_fork(after_in_child=_anew)

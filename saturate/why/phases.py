@@ -132,8 +132,9 @@ class Run:
         self.launcher: int = asked["launcher"]
         self.autocast = ""  # the type it computes in; "": none was entered
         self.has_replayed = False
-        # calls that would have saved what was trained on batches again
-        self.unsaved = 0
+        # what would have been saved of what was trained on batches again, and streams into which it was
+        self.unsaved: list[str] = []
+        self.streamed = 0
         self.facts: dict[str, Any] = {}
         self.windows: dict[str, list[dict[str, float]]] = {}
         self._loader: Any = None
@@ -155,6 +156,9 @@ class Run:
         self._ended_at: float | None = None
         self._gaps_s: list[float] = []  # between two epochs of its own
         self._given = 0  # batches of this epoch
+        # whether these were others than the program's iterator has given, and the iterator that a drain has begun
+        self._is_behind = False
+        self._instead: Any = None
         self._touched_at = time.perf_counter()
         self._open: dict[str, float] = {}
 
@@ -173,7 +177,7 @@ class Run:
 
     def take(self, batches: Any, loader: Any, pull: Callable[[], Any]) -> Any:
         """Return the batch that the program gets where it asks `loader` for the next one, which is pull()."""
-        if self._drains:
+        if self._drains or batches is self._instead:
             return pull()
         if self._loader is None:
             batch = pull()
@@ -197,18 +201,19 @@ class Run:
         if self._action is None:
             self._action = next(self._phases, OWN)
         length = operator.length_hint(loader)
+        if length and self._given >= length and self._is_behind:
+            # an epoch is as long as in the program's own loop, which may count on it
+            self._end_epoch()
+            raise StopIteration
         if isinstance(self._action, Kept):
-            if length and self._given >= length:
-                # an epoch is as long as in the program's own loop, which may count on it
-                self._end_epoch()
-                raise StopIteration
+            self._is_behind = True
             batch = self._action.again()
             if self._ended_at is not None:
                 self._waited(self._ended_at)
         else:
             began = time.perf_counter()
             try:
-                batch = pull()
+                batch = pull() if self._instead is None else next(self._instead)
             except StopIteration:
                 # the program asks again, in its next epoch
                 self._end_epoch()
@@ -225,7 +230,7 @@ class Run:
 
     def _end_epoch(self) -> None:
         self._ended_at = time.perf_counter()
-        self._given = 0
+        self._given, self._instead, self._is_behind = 0, None, False
 
     def write_seen(self) -> None:
         """Leave how many batches and steps there were, for the line of a program that was not measured."""
@@ -237,6 +242,7 @@ class Run:
 
     def _choose(self, loader: Any) -> None:
         self._loader, self._signature = loader, signature(loader)
+        self._given = self._taken[id(loader)]
         settings = {name: getattr(loader, name, None) for name in NAMED}
         self.facts["loader"] = {
             "kind": type(loader).__name__,
@@ -322,12 +328,15 @@ class Run:
         for _ in range(count // 4):
             yield next(actions)
         steps, before = self._steps, hooks.read_totals(self.folder)
+        cpu_s = sum(neighbours.tree(self.launcher).values())
         began = self._synchronised()
         self._open = dict.fromkeys(("samples", "wait", "pause", "gap"), 0.0)
         for _ in range(count):
             yield next(actions)
         self._open["seconds"] = self._synchronised() - began
-        self._open |= {"batches": count, "steps": self._steps - steps}
+        cpu_s = sum(neighbours.tree(self.launcher).values()) - cpu_s
+        made = {"batches": count, "steps": self._steps - steps, "cpu": cpu_s}
+        self._open |= made
         self._close(name, self._open, before)
         self._open = {}
 
@@ -492,7 +501,9 @@ class Run:
         # not all lie ready where the loader is slow
         window["queue"] = min(taken_s, default=0.0)
         self._close("drain", window, before)
-        self._drains = False
+        self._drains, self._is_behind = False, True
+        if iterator is not self._iterator:
+            self._instead = iterator
 
     def _next_epoch(self) -> Any:
         """Return an iterator of the loader's next epoch; a subclass's own would also move its batches."""
@@ -557,7 +568,8 @@ class Run:
             "fused": any(one.get("fused") for one in defaults),
             "compiled": "torch._inductor.compile_fx" in sys.modules,
             "cores": cores(),
-            "unsaved": self.unsaved,
+            "unsaved": len(self.unsaved),
+            "streamed": self.streamed,
         }
 
     def _synchronised(self) -> float:

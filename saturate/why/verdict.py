@@ -88,7 +88,14 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
             "loader": _figure(rates["loader"], "rate") | others,
         },
         "gpu": {"shared": others["shared"]},
-        "cpu": {"others": others["other_cores"]},
+        "cpu": {
+            "others": others["other_cores"],
+            # each rank has seen the whole tree
+            "utilisation": sum(window["cpu"] for window in first["windows"]["own"])
+            / sum(window["seconds"] for window in first["windows"]["own"])
+            / settings["cores"]
+            + (others["other_cores"] or 0.0) / settings["cores"],
+        },
         "data_wait": {"ms": 1e3 * wait_s / batches, "share": wait_s / active_s},
         "step_ms": {"p50": 1e3 * active_s / batches},
         "split_ms": first["split_ms"],
@@ -107,13 +114,19 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "counts_batches": first["counts_batches"],
     }
     values["rate"]["active_s"] /= len(ranks)
+    rate = values["rate"]["steady"]
+    for name in ("compute", "loader"):
+        # no ceiling is below a rate whose windows reach down to its own
+        if min(rates["rate"]) <= max(rates[name]):
+            rate = min(rate, values["ceiling"][name]["rate"])
     values["efficiency"], values["bound"] = meter.bound(
-        values["rate"]["steady"],
+        rate,
         values["ceiling"]["compute"]["rate"],
         values["ceiling"]["loader"]["rate"],
     )
     values["binds"] = stages.binds(values)
-    values["what_if"] = sorted(_changes(values, first), key=lambda one: -one["gain"])
+    held = {**values, "rate": {**values["rate"], "steady": rate}}
+    values["what_if"] = sorted(_changes(held, first), key=lambda one: -one["gain"])
     return values
 
 
@@ -227,19 +240,25 @@ def _of_transforms(rank: Rank) -> dict[str, float]:
 def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
     """Yield what is predicted of each change, as report/what_if.py does, in the words of PyTorch."""
     for one in what_if.predictions(values):
-        if "GPUs for" in one["what"]:
-            continue  # asked is what to change in the program
+        if "GPUs for" in one["what"] or "--transforms" in one["what"]:
+            continue  # asked is what to change in the program, and one transform at a time
         said = [WORDS[name].format(value) for name, value in one["settings"].items()]
         yield {**one, "what": " ".join(said) or one["what"].removeprefix("--")}
     model = what_if.model_of(values)
     if model is None:
         return
+    if values["steps"]:
+        name, share = next(iter(values["steps"].items()))
+        after = model.spared(
+            "transforms", share / values["stages"]["transforms"]["share"]
+        )
+        yield what_if.predicted(model, what_if.Change(f"without {name}", {}, after))
     loader = rank["loader"]
-    if values["idle_epochs"] > IDLE_EPOCHS:
-        if loader.get("num_workers") and not loader.get("persistent_workers"):
-            after = replace(model, loader=values["loader_between_epochs"])
-            what = "one DataLoader with persistent_workers=True"
-            yield what_if.predicted(model, what_if.Change(what, {}, after))
+    anew = loader.get("num_workers") and not loader.get("persistent_workers")
+    if anew and values["idle_epochs"] > IDLE_EPOCHS:
+        after = replace(model, loader=values["loader_between_epochs"])
+        what = "one DataLoader with persistent_workers=True"
+        yield what_if.predicted(model, what_if.Change(what, {}, after))
     copy_ms = rank.get("transfer_ms")
     if copy_ms and not rank["pinned"]:
         step_ms = values["ceiling"]["compute"]["step_ms"]
@@ -266,6 +285,10 @@ def _unknown(values: Summary) -> list[str]:
         and "kernel_ms" not in values["ceiling"]["compute"],
         "an optimiser with fused=True": on_gpu and not settings["fused"],
     }
+    workers = values["workers"] or 0
+    fewer = f"fewer workers ({workers} for {settings['cores']:g} cores)"
+    if workers > 2 * settings["cores"]:
+        can[fewer] = values["bound"] != "compute"
     return [name for name, is_left in can.items() if is_left]
 
 
@@ -276,20 +299,25 @@ def _first(values: Summary) -> str:
     if values["efficiency"] and values["bound"] is None:
         return "measure again: the rate is above its own ceiling, so another program was busy meanwhile"
     binds = values["binds"] or {}
-    if binds.get("stage") == "validation":
-        return f"validate less often: it takes {binds['share']:.0%} of the time"
-    for one in values["what_if"]:
-        if one["gain"] > WORTH:
-            return f"{one['what']}: {one['rate']:,.4g} samples/s are predicted, {one['gain']:+.0%}"
+    best = next(iter(values["what_if"]), None)
+    gain = best["gain"] if best else 0.0
+    whole_s = values["rate"]["active_s"] + sum(values["pauses"].values())
+    pause = values["pauses"]["validation"] / whole_s
+    if pause / (1 - pause) > max(gain, WORTH):
+        return f"validate less often: it takes {pause:.0%} of the time"
+    if best and gain > WORTH:
+        return (
+            f"{best['what']}: {best['rate']:,.4g} samples/s are predicted, {gain:+.0%}"
+        )
+    unknown = _unknown(values)
+    more = f": {', '.join(unknown)} (not measured)" if unknown else ""
+    if binds.get("side") == "step":
+        return f"the step, which has its data; most of it is {binds['stage']}{more}"
     if binds.get("stage") == "queue":
         return "pin_memory=True: its thread takes the batches from the workers beside the step (not measured)"
     if values["bound"] == "loader":
-        return "the loader: smaller or fewer files to decode, fewer transforms, or more cores"
-    unknown = _unknown(values)
-    if values["bound"] == "compute":
-        more = f": {', '.join(unknown)} (not measured)" if unknown else ""
-        return f"the step, which has its data{more}"
-    return "loader and step hinder each other, or other programs take these cores: more cores"
+        return f"the loader: smaller or fewer files to decode, fewer transforms, or more cores{more}"
+    return f"loader and step hinder each other, or other programs take these cores: more cores{more}"
 
 
 def lines(values: Summary) -> list[str]:
@@ -322,6 +350,7 @@ def lines(values: Summary) -> list[str]:
         ("waits for GPU", ", ".join(waits) and f"{', '.join(waits)} a step"),
         ("not measured", ", ".join(unknown)),
         ("not saved", _unsaved(values["unsaved"])),
+        ("saved", _streamed(values["settings"]["streamed"])),
         ("counted", "batches: no step of an optimiser was seen"),
         ("change first", _first(values)),
     ]
@@ -343,3 +372,9 @@ def _unsaved(count: int) -> str:
     if not count:
         return ""
     return f"{counted(count, 'checkpoint')}: the step was given batches again by then"
+
+
+def _streamed(count: int) -> str:
+    if not count:
+        return ""
+    return f"{counted(count, 'stream')} of a network that was given batches again: do not keep what was made of it"

@@ -208,10 +208,12 @@ def test_a_program_that_cannot_be_measured(why: Why) -> None:
 
 
 def test_nothing_is_saved_once_batches_came_again(why: Why) -> None:
-    """Step 18 is the last before: 16 batches of warm-up, 8 + 4 + 16 of a window, two that are kept."""
+    """Steps before the replay: 4 by which the loader is known, 16 of a warm-up, 8 + 4 + 16 of a window, two that are
+    kept.
+    """
     saved = why.folder / "saved.pt"
     found = why.found(f"save={saved}", flags=("--seconds", "0.001"))
-    assert torch.load(saved) == 16 + 8 + 4 + 16 + 2
+    assert torch.load(saved) == 4 + 16 + 8 + 4 + 16 + 2
     assert found["unsaved"] > 0
 
 
@@ -225,4 +227,4 @@ def test_it_goes_on_as_if_nothing_had_been(why: Why) -> None:
     steps = log.read_text().splitlines()
     assert len(steps) == 400
     (again,) = (line for line in set(steps) if steps.count(line) == 2)
-    assert steps.index(again) == 16 + 8 + 13 + 50 + 2
+    assert steps.index(again) == 4 + 16 + 8 + 4 + 16 + 2
