@@ -136,9 +136,10 @@ def _loaders(module: ModuleType) -> None:
     begin, following = base.__init__, base.__next__
 
     def __init__(self: Any, loader: Any) -> None:
-        # a loader that keeps its workers has this iterator, and both are to go together with it
-        kept = loader.persistent_workers
-        self._saturate = weakref.ref(loader) if kept else lambda: loader
+        # a loader that keeps its workers has this iterator, and would never go where that had the loader
+        self._saturate = weakref.ref(loader)
+        if phases.run is not None:
+            phases.run.opened(loader)
         begin(self, loader)
 
     def __next__(self: Any) -> Any:

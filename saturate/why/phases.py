@@ -16,6 +16,7 @@ import copy
 import itertools
 import json
 import math
+import multiprocessing
 import operator
 import os
 import platform
@@ -142,6 +143,7 @@ class Run:
         self._taken: Counter[int] = Counter()
         self._credits: Counter[int] = Counter()
         self._signature: tuple[Any, ...] = ()
+        self._opened: dict[tuple[Any, ...], Any] = {}
         self._last: Any = None
         self._steps = 0
         self._phases = self._all()
@@ -163,6 +165,10 @@ class Run:
         self._open: dict[str, float] = {}
 
     # -- called by the hooks -----------------------------------------------------------------------------------
+
+    def opened(self, loader: Any) -> None:
+        """Keep a DataLoader for as long as it is iterated: a program that makes it anew may have its iterator alone."""
+        self._opened[signature(loader)] = loader
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step of an optimiser."""
@@ -610,6 +616,9 @@ def _leave() -> None:
     if run is not None:
         run.write_seen()
     if _was_measured:
+        # a forkserver's would live on
+        for worker in multiprocessing.active_children():
+            worker.terminate()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
