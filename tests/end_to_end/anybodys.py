@@ -89,10 +89,12 @@ class Program:
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
         self.validation = DataLoader(Data({**asked, "read_ms": 2.0}), asked["batch"])
+        self.loader = loader_of(asked) if asked["persistent"] else None
         self.steps = 0
 
     def batches(self) -> Any:
-        loader = loader_of(self.asked)
+        # made anew for each epoch, unless it is to keep its workers
+        loader = self.loader or loader_of(self.asked)
         loop = self.asked["loop"]
         if loop == "watch":
             from saturate import why
