@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -47,16 +48,16 @@ CAUSES = {
     "slow reads": Cause("read_ms=20 step_ms=100", "read", "num_workers=8$", "workers=8"),
     "one worker": Cause("workers=1 read_ms=4 step_ms=100", "num_workers", "num_workers=2$", "workers=2"),
     "no worker": Cause("workers=0 step_ms=150", "num_workers", "num_workers=1$", "workers=1"),
-    "too many workers": Cause("workers=24 batch=8", "fewer|num_workers|cores"),
+    "too many workers": Cause("workers=24 batch=8", "num_workers=2: 24 hinder"),
     "heavy transform": Cause("blur=31", "GaussianBlur"),
-    "large photographs": Cause("", "decode", images="large"),
-    "PNG": Cause("", "decode", images="png"),
+    "large photographs": Cause("batch=4", "decode|decoding", "by torchvision", "decoder=torchvision", images="large"),
+    "PNG": Cause("", "decode|decoding", "by torchvision", "decoder=torchvision", images="png"),
     "Python in the dataset": Cause("spin_ms=10", "dataset", "num_workers=4$", "workers=4"),
-    "short epochs": Cause("samples=640 persistent=0", "persistent_workers", "persistent", "samples=640"),
+    "short epochs": Cause("samples=160 persistent=0", "persistent_workers", "persistent", "persistent=1"),
     "validation": Cause("validate_every=10", "validat"),
     "pictures": Cause("pictures=8 workers=1 size=32", "loop"),
     "slow rank": Cause("slow_rank_ms=20 step_ms=100 workers=1", "rank 1", ranks=2),
-    "cores shared": Cause("step_ms=50", "other programs", beside=4),
+    "cores shared": Cause("step_ms=50", "[Oo]ther programs", beside=4),
     "pageable copies": Cause(f"{BIG} pin=0", "pin_memory", "pin_memory", f"{BIG} pin=1", gpu=True),
     "item": Cause("arch=resnet18 size=64 batch=64 memory=1 item=4", "why_loop.py|launch", gpu=True),
     "tiny batches": Cause("arch=resnet50 size=64 batch=4 memory=1", "launch", gpu=True),
@@ -67,11 +68,16 @@ CAUSES = {
 }  # fmt: skip
 
 
+def loop(cause: Cause, images: Path, words: str) -> list[str]:
+    """Return the words of the loop."""
+    folder = {"large": images / "large", "png": images / "png", "": images / "jpeg"}
+    return [str(folder[cause.images]), *words.split()]
+
+
 def command(cause: Cause, images: Path, words: str) -> list[str]:
-    base = {"large": images / "large", "png": images / "png", "": images / "jpeg"}
     ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cause.ranks}"]  # fmt: skip
     launcher = [sys.executable, *(ranks if cause.ranks > 1 else [])]
-    return [*launcher, str(LOOP), str(base[cause.images]), *words.split()]
+    return [*launcher, str(LOOP), *loop(cause, images, words)]
 
 
 def run(words: list[str], cause: Cause) -> str:
@@ -108,7 +114,30 @@ def beside(cause: Cause, images: Path) -> list[subprocess.Popen[str]]:
     ]
 
 
-def tried(name: str, images: Path, repeats: int) -> dict[str, Any]:
+def free_port() -> str:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return str(one.getsockname()[1])
+
+
+def traceml_of(cause: Cause, images: Path) -> str:
+    """Return TraceML's verdict on a cause, and its reason; the loop has the two lines that TraceML asks for."""
+    words = loop(cause, images, f"{cause.words} traceml=1 stopwatch=20")
+    start = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--run-name", "it", "--logs-dir", folder, "--nproc-per-node", str(cause.ranks)]  # fmt: skip
+        flags += ["--aggregator-port", free_port(), "--master-port", free_port()]
+        try:
+            printed = run([sys.executable, "-c", start, "run", *flags, str(LOOP), "--args", *words], cause)  # fmt: skip
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            return f"failed: {error}"
+    told = re.findall(r"(?:Verdict|Why): [^|]*", printed)
+    return " ".join(line.strip() for line in told)
+
+
+def tried(
+    name: str, images: Path, repeats: int, with_traceml: bool = False
+) -> dict[str, Any]:
     """Return what is said of a cause, and what its change has really given."""
     cause = CAUSES[name]
     others = beside(cause, images)
@@ -118,6 +147,7 @@ def tried(name: str, images: Path, repeats: int) -> dict[str, Any]:
             why = [sys.executable, "-m", "saturate", "why", "--seconds", "2", "--json", str(file), "--"]  # fmt: skip
             table = run([*why, *command(cause, images, cause.words)], cause)
             found = json.loads(file.read_text())
+        beside_it = traceml_of(cause, images) if with_traceml else ""
     finally:
         for other in others:
             other.kill()
@@ -126,6 +156,7 @@ def tried(name: str, images: Path, repeats: int) -> dict[str, Any]:
         "named": bool(re.search(cause.names, verdict_of(table))),
         "first": found_line(table, "change first"),
         "table": table,
+        "traceml": beside_it,
         "rate": found["rate"]["steady"],
     }
     predicted = [
@@ -171,6 +202,7 @@ def main() -> None:
     parser.add_argument("images", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--traceml", action="store_true", help="its verdict, too")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     rows = []
@@ -183,7 +215,7 @@ def main() -> None:
             if kind := CAUSES[name].images:
                 converted(asked.images, images / kind, kind)
             try:
-                rows.append(tried(name, images, asked.repeats))
+                rows.append(tried(name, images, asked.repeats, asked.traceml))
             except (AssertionError, subprocess.TimeoutExpired, OSError) as error:
                 rows.append(
                     {"cause": name, "named": False, "first": f"failed: {error}"}
@@ -196,6 +228,8 @@ def main() -> None:
             print(
                 f"{name:22} {named:5} {rates} {real} {off} | {row['first']}", flush=True
             )
+            if row.get("traceml"):
+                print(f"    TraceML: {row['traceml']}", flush=True)
             if asked.output:
                 asked.output.write_text(json.dumps(rows, indent=1))
 

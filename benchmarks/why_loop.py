@@ -8,6 +8,7 @@ With `stopwatch=SECONDS` it prints its rate, samples a second after a warm-up, b
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -17,9 +18,11 @@ from typing import Any
 
 import torch
 import torchvision
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
+from torchvision.datasets.folder import pil_loader
 
 DEFAULTS: dict[str, Any] = {
     "arch": "",  # of torchvision; "": a convolution
@@ -40,16 +43,26 @@ DEFAULTS: dict[str, Any] = {
     "validate_every": 0,
     "slow_rank_ms": 0.0,  # read_ms of rank 1 alone
     "memory": 0,  # 1: batches that lie in memory
+    "decoder": "",  # "": Pillow; "torchvision": its libjpeg-turbo
     "stopwatch": 0.0,
+    "traceml": 0,  # 1: the two lines that TraceML asks for
 }
 WARM_UP_S = 4.0
+
+
+def by_torchvision(path: str) -> Any:
+    """Return an image as Pillow's loader does, decoded by torchvision."""
+    content = torchvision.io.read_file(path)
+    pixels = torchvision.io.decode_image(content, torchvision.io.ImageReadMode.RGB)
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
 class Photographs(torchvision.datasets.ImageFolder):
     """The images of a folder again and again."""
 
     def __init__(self, folder: str, asked: dict[str, Any], transform: Any) -> None:
-        super().__init__(folder, transform)
+        loader = by_torchvision if asked["decoder"] else pil_loader
+        super().__init__(folder, transform, loader=loader)
         self.asked = asked
         self.of_rank_ms = asked["slow_rank_ms"] * (os.environ.get("RANK") == "1")
 
@@ -127,36 +140,43 @@ def main() -> None:
     net: Any = (getattr(torchvision.models, arch) if arch else small)().to(device)
     if asked["channels_last"]:
         net = net.to(memory_format=torch.channels_last)
-    if "RANK" in os.environ:
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         torch.distributed.init_process_group("gloo")
         net = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
     loader = loader_of(folder, asked)
     held_out = loader_of(folder, {**asked, "samples": 4 * asked["batch"]})
+    if asked["traceml"]:
+        import traceml_ai
+
+        traceml_ai.init(mode="auto")
+        traced = traceml_ai.trace_step
+    gc.collect()  # else each worker begins with it, or none, by what was allocated so far
     steps, began, first, total = 0, time.perf_counter(), 0.0, 0
     while True:
         for images, labels in loader:
-            x = images.to(device, non_blocking=bool(asked["pin"]))
-            y = labels.to(device, non_blocking=bool(asked["pin"]))
-            if asked["channels_last"]:
-                x = x.contiguous(memory_format=torch.channels_last)
-            half = (
-                torch.autocast("cuda", torch.float16)
-                if on_gpu and asked["amp"]
-                else None
-            )
-            with half or contextlib.nullcontext():
-                loss = nn.functional.cross_entropy(net(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            for _ in range(asked["item"]):
-                loss.item()
-            if asked["step_ms"]:
-                time.sleep(asked["step_ms"] / 1e3)
-            for image in images[: asked["pictures"]]:
-                picture = torchvision.transforms.functional.to_pil_image(image)
-                picture.resize((512, 512)).save(io.BytesIO(), "PNG")
+            with traced(net) if asked["traceml"] else contextlib.nullcontext():
+                x = images.to(device, non_blocking=bool(asked["pin"]))
+                y = labels.to(device, non_blocking=bool(asked["pin"]))
+                if asked["channels_last"]:
+                    x = x.contiguous(memory_format=torch.channels_last)
+                half = (
+                    torch.autocast("cuda", torch.float16)
+                    if on_gpu and asked["amp"]
+                    else None
+                )
+                with half or contextlib.nullcontext():
+                    loss = nn.functional.cross_entropy(net(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                for _ in range(asked["item"]):
+                    loss.item()
+                if asked["step_ms"]:
+                    time.sleep(asked["step_ms"] / 1e3)
+                for image in images[: asked["pictures"]]:
+                    picture = torchvision.transforms.functional.to_pil_image(image)
+                    picture.resize((512, 512)).save(io.BytesIO(), "PNG")
             steps += 1
             if asked["validate_every"] and steps % asked["validate_every"] == 0:
                 net.eval()
@@ -179,8 +199,6 @@ def main() -> None:
 
 def converted(source: Path, folder: Path, kind: str) -> Path:
     """Write the images of `source` as PNGs, or enlarged to 12 megapixels ("large"), into `folder`."""
-    from PIL import Image
-
     for path in sorted(source.rglob("*.JPEG"))[: 24 if kind == "large" else None]:
         image = Image.open(path).convert("RGB")
         if kind == "large":

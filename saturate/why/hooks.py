@@ -4,8 +4,7 @@
     torch.optim                     every step of an optimiser
     torchvision.transforms, PIL     the time of each transform, and of decoding
     nvidia.dali                     batches of its iterators
-    torch.save, safetensors         nothing is saved once the step was given batches again,
-    os.replace                      and what is not there is not renamed
+    torch.save, safetensors         what they write, for undo.py
 
 A worker, forked or spawned, writes what it has been busy with into the folder of the run, where the process that
 trains reads it.
@@ -20,6 +19,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
@@ -27,6 +27,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from saturate.why.undo import WRITTEN
 
 FOLDER = "SATURATE_WHY"
 """The environment's name for the folder of a run under `saturate why`."""
@@ -59,6 +61,8 @@ class _Thread(threading.local):
 totals: Totals = {}
 """What this process has been busy with, each second under one stage alone."""
 batches = [0]
+files: deque[str] = deque(maxlen=16)
+"""The last ones that were decoded."""
 _thread = _Thread()
 _written = [0.0]
 _of_parents: list[Any] = []
@@ -68,7 +72,8 @@ _of_parents: list[Any] = []
 @contextmanager
 def lap(stage: str) -> Iterator[None]:
     """Count the time inside under `stage`, less what laps within it take."""
-    delayed_s = _thread.delayed_s if stage in WAITING else float
+    waits = stage.partition(" ")[0] in WAITING
+    delayed_s = _thread.delayed_s if waits else float
     before = time.perf_counter(), time.thread_time(), delayed_s()
     inner = [0.0, 0.0, 0.0]
     _thread.laps.append(inner)
@@ -81,7 +86,7 @@ def lap(stage: str) -> Iterator[None]:
         wall, cpu, delay = (
             whole - within for whole, within in zip(took, inner, strict=True)
         )
-        waited = max(wall - cpu - delay, 0.0) if stage in WAITING else 0.0
+        waited = max(wall - cpu - delay, 0.0) if waits else 0.0
         for name, seconds in ((stage, (wall - waited, cpu)), ("read", (waited, 0.0))):
             total = totals.setdefault(name, [0.0, 0.0])
             total[0] += seconds[0]
@@ -105,20 +110,30 @@ def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def write_totals() -> None:
     """Leave this worker's totals to the process that trains."""
     path = Path(os.environ[FOLDER], f"worker-{os.getppid()}-{os.getpid()}")
-    content = json.dumps({"totals": totals, "batches": batches[0]})
+    content = json.dumps(_own())
     # another process may read it at any time
     path.with_suffix(".new").write_text(content)
     path.with_suffix(".new").replace(path)
 
 
-def read_totals(folder: Path) -> tuple[Totals, int]:
-    """Return the totals of this process and of its workers, and the batches that they have made."""
-    found: list[dict[str, Any]] = [{"totals": totals, "batches": batches[0]}]
+def _own() -> dict[str, Any]:
+    return {"totals": totals, "batches": batches[0], "files": list(files)}
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Return totals, batches and files of this process and of each of its workers."""
+    found = [_own()]
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     for parent in (os.getpid(), getattr(server, "_forkserver_pid", None)):
         paths = folder.glob(f"worker-{parent}-*[0-9]")
         found += [json.loads(path.read_text()) for path in paths]
+    return found
+
+
+def read_totals(folder: Path) -> tuple[Totals, int]:
+    """Return the totals of this process and of its workers, and the batches that they have made."""
     added: Totals = {}
+    found = read(folder)
     for one in found:
         for stage, (wall, cpu) in one["totals"].items():
             before = added.get(stage, [0.0, 0.0])
@@ -195,10 +210,21 @@ def _compose(module: ModuleType) -> None:
     setattr(kind, "forward" if hasattr(kind, "forward") else "__call__", call)
 
 
-def _timed_names(module: ModuleType, owner: str, names: Sequence[str]) -> None:
+def _decoders(
+    module: ModuleType, decoder: str, names: Sequence[str], owner: str = ""
+) -> None:
     holder = getattr(module, owner) if owner else module
     for name in names:
-        setattr(holder, name, timed("decode", getattr(holder, name)))
+        decode = timed(f"decode {decoder}", getattr(holder, name))
+
+        def decoded(image: Any, *args: Any, _of: Any = decode, **kwargs: Any) -> Any:
+            # a path, or Pillow's image with its file
+            path = getattr(getattr(image, "fp", None), "name", image)
+            if isinstance(path, str):
+                files.append(path)
+            return _of(image, *args, **kwargs)
+
+        setattr(holder, name, functools.wraps(decode)(decoded))
 
 
 def _dali(module: ModuleType) -> None:
@@ -215,38 +241,17 @@ def _dali(module: ModuleType) -> None:
         iterator.__next__ = __next__
 
 
-def _unsaved(module: ModuleType, name: str) -> None:
-    from saturate.why import phases
-
+def _saving(module: ModuleType, name: str) -> None:
+    """Tell undo.py of files that are written by C++ and Rust."""
     save = getattr(module, name)
 
     @functools.wraps(save)
     def saved(content: Any, to: Any, *args: Any, **kwargs: Any) -> Any:
-        if phases.run is None or not phases.run.has_replayed:
-            return save(content, to, *args, **kwargs)
-        if not isinstance(to, (str, os.PathLike)):
-            # whoever writes the bytes of a stream would write none
-            phases.run.streamed += 1
-            return save(content, to, *args, **kwargs)
-        phases.run.unsaved.append(os.fspath(to))
-        return None
+        if isinstance(to, (str, os.PathLike)):
+            sys.audit(WRITTEN, to)
+        return save(content, to, *args, **kwargs)
 
     setattr(module, name, saved)
-
-
-def _renamed(name: str) -> None:
-    """What was not written under one name is not there to have another."""
-    rename = getattr(os, name)
-
-    @functools.wraps(rename)
-    def renamed(source: Any, *args: Any, **kwargs: Any) -> Any:
-        phases = sys.modules.get(f"{__package__}.phases")
-        run = phases and phases.run
-        if run and run.unsaved and os.fspath(source) in run.unsaved:
-            return None
-        return rename(source, *args, **kwargs)
-
-    setattr(os, name, renamed)
 
 
 def _autocast(module: ModuleType) -> None:
@@ -267,24 +272,19 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "torch.utils.data._utils.fetch": _workers,
     "torch.optim.optimizer": _optimizers,
     "torch.amp.autocast_mode": _autocast,
-    "torch.serialization": functools.partial(_unsaved, name="save"),
-    "safetensors.torch": functools.partial(_unsaved, name="save_file"),
-    # writes the bytes of a stream
-    "lightning.fabric.utilities.cloud_io": functools.partial(
-        _unsaved, name="_atomic_save"
-    ),
-    "lightning_fabric.utilities.cloud_io": functools.partial(
-        _unsaved, name="_atomic_save"
-    ),
+    "torch.serialization": functools.partial(_saving, name="save"),
+    "safetensors.torch": functools.partial(_saving, name="save_file"),
     "torchvision.transforms.transforms": _compose,
     "torchvision.transforms.v2._container": _compose,
     "torchvision.io.image": functools.partial(
-        _timed_names, owner="", names=("decode_image", "decode_jpeg", "read_image")
+        _decoders,
+        decoder="torchvision.io",
+        names=("decode_image", "decode_jpeg", "read_image"),
     ),
     "PIL.ImageFile": functools.partial(
-        _timed_names, owner="ImageFile", names=("load",)
+        _decoders, decoder="Pillow", names=("load",), owner="ImageFile"
     ),
-    "cv2": functools.partial(_timed_names, owner="", names=("imread", "imdecode")),
+    "cv2": functools.partial(_decoders, decoder="OpenCV", names=("imread", "imdecode")),
     "nvidia.dali.plugin.pytorch": _dali,
 }
 """Module -> what is done to it once it was imported."""
@@ -320,6 +320,7 @@ def _anew() -> None:
     from saturate.why import phases
 
     totals.clear()
+    files.clear()
     batches[0] = 0
     if _thread.file >= 0:
         os.close(_thread.file)  # tells of the parent
@@ -334,6 +335,4 @@ def _anew() -> None:
 def begin() -> None:
     """Wrap what this process will import."""
     sys.meta_path.insert(0, _Finder())
-    for name in ("replace", "rename"):
-        _renamed(name)
     os.register_at_fork(after_in_child=_anew)

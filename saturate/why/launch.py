@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from saturate.why import hooks, verdict
+from saturate.why import hooks, undo, verdict
 from saturate.why.phases import GO_ON
 
 START = Path(__file__).with_name("start")
@@ -62,10 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix=f"saturate-why-{meeting}"))
     try:
         code = ran(words, folder, options)
+        undone = sum(undo.back(file) for file in folder.glob("files-*.json"))
         found = folder / "result.json"
         if not found.exists():
             return code or unmeasured(folder)
-        result = verdict.of(json.loads(found.read_text()))
+        result = verdict.of(json.loads(found.read_text())) | {"undone": undone}
         if rank == 0:
             print("\n".join(verdict.lines(result)))
             if options.json:

@@ -32,7 +32,7 @@ from typing import Any
 
 from saturate.system import neighbours
 from saturate.system.resources import cores
-from saturate.why import hooks, restore
+from saturate.why import decoders, hooks, restore, undo
 
 TURNS = 3
 WINDOW_S = 3.0
@@ -103,6 +103,14 @@ def signature(loader: Any) -> tuple[Any, ...]:
     return (*kinds, operator.length_hint(loader), *settings)
 
 
+def _holds(loader: Any, iterator: Any) -> bool:
+    """Return whether a loader has an iterator that never ends, and counts by itself, as those of Ultralytics do."""
+    attributes = getattr(loader, "__dict__", {})
+    return any(
+        one is iterator for name, one in attributes.items() if name != "_iterator"
+    )
+
+
 class Kept:
     """A batch to be given again, whole also where the loop changes it in place."""
 
@@ -132,10 +140,7 @@ class Run:
         self.goes_on: bool = asked["then"] == GO_ON
         self.launcher: int = asked["launcher"]
         self.autocast = ""  # the type it computes in; "": none was entered
-        self.has_replayed = False
-        # what would have been saved of what was trained on batches again, and streams into which it was
-        self.unsaved: list[str] = []
-        self.streamed = 0
+        self._journal: undo.Journal | None = None  # from the first replay on
         self.facts: dict[str, Any] = {}
         self.windows: dict[str, list[dict[str, float]]] = {}
         self._loader: Any = None
@@ -206,8 +211,15 @@ class Run:
         self._iterator = batches
         if self._action is None:
             self._action = next(self._phases, OWN)
+        # workers of an epoch that is over end as soon as the program lets go of them
+        self._iterator = None
         length = operator.length_hint(loader)
-        if length and self._given >= length and self._is_behind:
+        if (
+            length
+            and self._given >= length
+            and self._is_behind
+            and not _holds(loader, batches)
+        ):
             # an epoch is as long as in the program's own loop, which may count on it
             self._end_epoch()
             raise StopIteration
@@ -291,24 +303,29 @@ class Run:
             yield from self._window("own", itertools.repeat(OWN))
             if turn == 0:
                 yield from [KEEP] * 2
+                # one ring: a loop that looks ahead by a batch has not changed the last one yet
+                again = itertools.cycle(self._kept)
                 if self.goes_on and not self._refuses():
                     before = restore.Kept([*self._optimizers.values()])
-                self.has_replayed = True
-            yield from self._window("replay", itertools.cycle(self._kept))
+                file = self.folder / f"files-{os.getpid()}.json"
+                self._journal = undo.Journal(file)
+            yield from self._window("replay", again)
             if turn == 0:
-                yield from self._split()
-                yield from self._on_device()
+                yield from self._split(again)
+                yield from self._on_device(again)
             self._drain()
         # below a quota, cores that others take are not missing here
         if cores() == len(os.sched_getaffinity(0)):
             now = neighbours.cpu_time(self.launcher)
             self.facts["other_cores"] = neighbours.cores_taken(others, now)
         self._write()
-        if before is None:
+        if before is None or self._journal is None:
             self._end()
         else:
             before.put_back()
-            self.has_replayed = False
+            self._journal.is_over = True
+            if self._journal.file.exists():
+                undo.back(self._journal.file)
 
     def _refuses(self) -> bool:
         """Say so where the program counts what cannot be put back."""
@@ -369,7 +386,7 @@ class Run:
             has = busy["totals"].get(stage, [0.0, 0.0])
             busy["totals"][stage] = [has[i] + seconds[i] - was[i] for i in range(2)]
 
-    def _split(self) -> Iterator[Any]:
+    def _split(self, again: Iterator[Any]) -> Iterator[Any]:
         """Time forward, backward and optimiser of a few steps, each of which the device has ended by then."""
         import torch
 
@@ -391,7 +408,7 @@ class Run:
         post = hook.register_optimizer_step_post_hook(lambda *_: mark("update"))
         times = 3 * len(self._kept)
         try:
-            for kept in itertools.islice(itertools.cycle(self._kept), times):
+            for kept in itertools.islice(again, times):
                 mark("loop")
                 yield kept
             mark("loop")
@@ -404,7 +421,7 @@ class Run:
             split[name] = split.get(name, 0.0) + 1e3 * (now - before) / times
         self.facts["split_ms"] = split
 
-    def _on_device(self) -> Iterator[Any]:
+    def _on_device(self, again: Iterator[Any]) -> Iterator[Any]:
         """Measure on a GPU the copy of a batch, the kernels of a step without their launches, its arithmetic, and
         where it waits for the device.
         """
@@ -416,8 +433,8 @@ class Run:
         uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         gpu = neighbours.gpu_handle(uuid)
         self.facts["shared"] = neighbours.gpu_shared(gpu, self.launcher)
-        kept = self._kept[0]
-        tensors = [one for one in tensors_of(kept.batch) if not one.is_cuda]
+        batch = self._kept[0].batch
+        tensors = [one for one in tensors_of(batch) if not one.is_cuda]
         if tensors:
             began = self._synchronised()
             for _ in range(PROBE):
@@ -426,8 +443,8 @@ class Run:
             copy_s = (self._synchronised() - began) / PROBE
             self.facts["transfer_ms"] = 1e3 * copy_s
             self.facts["pinned"] = all(tensor.is_pinned() for tensor in tensors)
-        yield from self._syncs(kept)
-        yield from self._kernels(kept)
+        yield from self._syncs(next(again))
+        yield from self._kernels(again)
 
     def _syncs(self, kept: Kept) -> Iterator[Any]:
         """Count the places of the program at which a step waits for the device."""
@@ -445,7 +462,7 @@ class Run:
         )
         self.facts["syncs"] = dict(places.most_common(3))
 
-    def _kernels(self, kept: Kept) -> Iterator[Any]:
+    def _kernels(self, again: Iterator[Any]) -> Iterator[Any]:
         """Time the kernels of a step one behind another, and count its arithmetic."""
         import torch
         from torch.utils.flop_counter import FlopCounterMode
@@ -457,13 +474,13 @@ class Run:
         found = []
         for _ in range(kernels.TIMES):
             with kernels.held(step_s) as took:
-                yield kept
+                yield next(again)
             found.append(took[0])
         self.facts["kernel_ms"] = min(found)
         if "torch._inductor.compile_fx" in sys.modules:
             return  # under the counter it would be compiled again
         with FlopCounterMode(display=False) as counter:
-            yield kept
+            yield next(again)
         flops, of_convolutions = kernels.counted(counter)
         dtype = self.autocast or str(torch.get_default_dtype())
         device = torch.device("cuda", torch.cuda.current_device())
@@ -528,6 +545,8 @@ class Run:
             "batches": operator.length_hint(self._loader),
             "gap_s": self._gap_s(),
         }
+        paths = {path for one in hooks.read(self.folder) for path in one["files"]}
+        self.facts["decoders"] = decoders.measured(sorted(paths)[: hooks.files.maxlen])
         own = {"windows": self.windows, **self.facts, "settings": self._settings()}
         # the same on every host: each has a rank that waits for it
         ranks = [json.loads(each) for each in self._gathered(json.dumps(own))]
@@ -574,8 +593,6 @@ class Run:
             "fused": any(one.get("fused") for one in defaults),
             "compiled": "torch._inductor.compile_fx" in sys.modules,
             "cores": cores(),
-            "unsaved": len(self.unsaved),
-            "streamed": self.streamed,
         }
 
     def _synchronised(self) -> float:

@@ -18,6 +18,10 @@ from saturate.report.facts import FACTS, busiest
 
 PHASES = {"own": "rate", "replay": "compute", "drain": "loader"}
 """Phase of why/phases.py -> the figure that it gives."""
+ALIKE = 1.02
+"""Times the rate of fewer workers that more of them have to give."""
+CROWDED = 2
+"""Workers for a core from which on they hinder each other, where they compute."""
 IDLE_EPOCHS = 0.02
 """Share of the time between epochs from which on it is worth a line."""
 WIDTH = 80
@@ -100,7 +104,11 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "step_ms": {"p50": 1e3 * active_s / batches},
         "split_ms": first["split_ms"],
         "stages": of_ranks[0]["stages"],
-        "steps": _of_transforms(first),
+        "steps": {
+            "transforms": _within(first, "transform"),
+            "decode": _within(first, "decode"),
+        },
+        "decoders": first["decoders"],
         "slowest_rank": stages.slowest(of_ranks),
         # of each rank
         "pauses": {
@@ -110,14 +118,14 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "loader_between_epochs": statistics.median(steady),
         "idle_epochs": sum(window["gap"] for window in own) / seconds,
         "syncs": first.get("syncs", {}),
-        "unsaved": settings["unsaved"],
         "counts_batches": first["counts_batches"],
     }
     values["rate"]["active_s"] /= len(ranks)
     rate = values["rate"]["steady"]
     for name in ("compute", "loader"):
-        # no ceiling is below a rate whose windows reach down to its own
-        if min(rates["rate"]) <= max(rates[name]):
+        # no ceiling is below a rate whose windows reach down to its own, and a loader fills its queue in a validation
+        reaches = min(rates["rate"]) <= max(rates[name])
+        if reaches or (name == "loader" and _of_validation(values) > WORTH):
             rate = min(rate, values["ceiling"][name]["rate"])
     values["efficiency"], values["bound"] = meter.bound(
         rate,
@@ -220,17 +228,17 @@ def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
     return found
 
 
-def _of_transforms(rank: Rank) -> dict[str, float]:
-    """Return the share of the workers' time that each transform has, the largest first."""
+def _within(rank: Rank, stage: str) -> dict[str, float]:
+    """Return the share of the workers' time that each part of a stage has, the largest first."""
     seconds: Counter[str] = Counter()
     for phase in ("own", "drain"):
         for name, (wall, _) in rank["stages"][phase]["totals"].items():
             seconds[name] += wall
     everything = sum(seconds.values())
     return {
-        name.removeprefix("transform "): wall / everything
+        name.removeprefix(f"{stage} "): wall / everything
         for name, wall in seconds.most_common()
-        if name.startswith("transform ")
+        if name.startswith(f"{stage} ")
     }
 
 
@@ -239,20 +247,33 @@ def _of_transforms(rank: Rank) -> dict[str, float]:
 
 def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
     """Yield what is predicted of each change, as report/what_if.py does, in the words of PyTorch."""
-    for one in what_if.predictions(values):
+    workers = 0.0  # the rate of the fewest that are told
+    for one in sorted(
+        what_if.predictions(values), key=lambda one: one["settings"].get("workers", 0)
+    ):
         if "GPUs for" in one["what"] or "--transforms" in one["what"]:
             continue  # asked is what to change in the program, and one transform at a time
+        if "workers" in one["settings"]:
+            if one["rate"] < ALIKE * workers:
+                continue  # more of them give nothing
+            workers = one["rate"]
         said = [WORDS[name].format(value) for name, value in one["settings"].items()]
         yield {**one, "what": " ".join(said) or one["what"].removeprefix("--")}
     model = what_if.model_of(values)
     if model is None:
         return
-    if values["steps"]:
-        name, share = next(iter(values["steps"].items()))
+    for name, share in [*values["steps"]["transforms"].items()][:1]:
         after = model.spared(
             "transforms", share / values["stages"]["transforms"]["share"]
         )
         yield what_if.predicted(model, what_if.Change(f"without {name}", {}, after))
+    theirs = next(iter(values["steps"]["decode"]), "")
+    for name, ms in values["decoders"].items():
+        spared = 1 - ms / values["decoders"].get(theirs, ms)
+        if spared > 0:
+            after = model.spared("decode", spared)
+            what = f"decoding by {name}"
+            yield what_if.predicted(model, what_if.Change(what, {}, after))
     loader = rank["loader"]
     anew = loader.get("num_workers") and not loader.get("persistent_workers")
     if anew and values["idle_epochs"] > IDLE_EPOCHS:
@@ -285,30 +306,54 @@ def _unknown(values: Summary) -> list[str]:
         and "kernel_ms" not in values["ceiling"]["compute"],
         "an optimiser with fused=True": on_gpu and not settings["fused"],
     }
-    workers = values["workers"] or 0
-    fewer = f"fewer workers ({workers} for {settings['cores']:g} cores)"
-    if workers > 2 * settings["cores"]:
-        can[fewer] = values["bound"] != "compute"
     return [name for name, is_left in can.items() if is_left]
+
+
+def _changes_recipe(change: Mapping[str, Any]) -> bool:
+    return change["what"].startswith("without ") or "batch_size" in change["settings"]
+
+
+def _of_validation(values: Summary) -> float:
+    """Return the share of the time that is not trained in for a validation's sake."""
+    whole_s = values["rate"]["active_s"] + sum(values["pauses"].values())
+    return float(values["pauses"]["validation"] / whole_s)
+
+
+def _is_crowded(values: Summary) -> bool:
+    """Return whether the loader has more workers than its cores can run, and waits for these."""
+    cores = values["settings"]["cores"]
+    crowded = (values["workers"] or 0) > CROWDED * cores
+    return crowded and values["bound"] != "compute" and not _more_workers(values)
+
+
+def _more_workers(values: Summary) -> bool:
+    return any(
+        "workers" in one["settings"] and one["gain"] > WORTH
+        for one in values["what_if"]
+    )
 
 
 def _first(values: Summary) -> str:
     """Say what to change first."""
     if said := first_of(NEIGHBOURS, values):
         return said
+    worth = [one for one in values["what_if"] if one["gain"] > WORTH]
+    pause = _of_validation(values)
+    if pause / (1 - pause) > max([WORTH, *(one["gain"] for one in worth)]):
+        return f"validate less often: it takes {pause:.0%} of the time"
     if values["efficiency"] and values["bound"] is None:
         return "measure again: the rate is above its own ceiling, so another program was busy meanwhile"
-    binds = values["binds"] or {}
-    best = next(iter(values["what_if"]), None)
-    gain = best["gain"] if best else 0.0
-    whole_s = values["rate"]["active_s"] + sum(values["pauses"].values())
-    pause = values["pauses"]["validation"] / whole_s
-    if pause / (1 - pause) > max(gain, WORTH):
-        return f"validate less often: it takes {pause:.0%} of the time"
-    if best and gain > WORTH:
-        return (
-            f"{best['what']}: {best['rate']:,.4g} samples/s are predicted, {gain:+.0%}"
+    if _is_crowded(values):
+        return f"num_workers={values['settings']['cores']:.0f}: {values['workers']} hinder each other (not measured)"
+    # one that changes the recipe behind the best of the others
+    told = [one for one in worth if not _changes_recipe(one)][:1]
+    told += [one for one in worth[:1] if one not in told]
+    if told:
+        return "; ".join(
+            f"{one['what']}: {one['rate']:,.4g} samples/s are predicted, {one['gain']:+.0%}"
+            for one in told
         )
+    binds = values["binds"] or {}
     unknown = _unknown(values)
     more = f": {', '.join(unknown)} (not measured)" if unknown else ""
     if binds.get("side") == "step":
@@ -333,24 +378,20 @@ def lines(values: Summary) -> list[str]:
         if name in stages.OF_WORKERS
     }
     told = sorted(shares, key=shares.__getitem__, reverse=True)[:4]
-    worst = next(iter(values["steps"].items()), None)
-    more = f" ({worst[0]} {worst[1]:.0%})" if worst else ""
-    workers = [
-        f"{name} {shares[name]:.0%}{more if name == 'transforms' else ''}"
-        for name in told
-    ]
-    whole_s = values["rate"]["active_s"] + sum(values["pauses"].values())
-    pause = values["pauses"]["validation"] / whole_s
+    workers = []
+    for name in told:
+        worst = next(iter(values["steps"].get(name, {}).items()), None)
+        more = f" ({worst[0]} {worst[1]:.0%})" if worst else ""
+        workers.append(f"{name} {shares[name]:.0%}{more}")
     waits = [f"{place} {count} x" for place, count in values["syncs"].items()]
     unknown = _unknown(values)
     rows += [
         ("workers", ", ".join(workers)),
         ("between epochs", _share(values["idle_epochs"])),
-        ("validation", _share(pause)),
+        ("validation", _share(_of_validation(values))),
         ("waits for GPU", ", ".join(waits) and f"{', '.join(waits)} a step"),
         ("not measured", ", ".join(unknown)),
-        ("not saved", _unsaved(values["unsaved"])),
-        ("saved", _streamed(values["settings"]["streamed"])),
+        ("not kept", _undone(values["undone"])),
         ("counted", "batches: no step of an optimiser was seen"),
         ("change first", _first(values)),
     ]
@@ -368,13 +409,8 @@ def _share(share: float) -> str:
     return f"{share:.1%} of the time" if share > IDLE_EPOCHS else ""
 
 
-def _unsaved(count: int) -> str:
+def _undone(count: int) -> str:
     if not count:
         return ""
-    return f"{counted(count, 'checkpoint')}: the step was given batches again by then"
-
-
-def _streamed(count: int) -> str:
-    if not count:
-        return ""
-    return f"{counted(count, 'stream')} of a network that was given batches again: do not keep what was made of it"
+    files = counted(count, "file")
+    return f"{files} that it saved after its step was given batches again; those of before are back"

@@ -145,6 +145,7 @@ class Program:
             self.scaler.scale(loss * scale).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update(new_scale=2.0)
+            self.optimizer.zero_grad()
         else:
             loss.backward()
             if loop != "accumulate" or self.steps % 4 == 3:

@@ -1,0 +1,64 @@
+"""What a program saves while it is measured: its files are in the end those that were there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from saturate.why import undo
+
+SAVES = {
+    "in its place": "write('last.pt')",
+    "through a name beside": "write('a.tmp'); os.replace('a.tmp', 'last.pt')",
+    "by torch": "torch.save(1, 'last.pt'); torch.save(1, Path('new.pt')); torch.load('new.pt')",
+    "a copy of it": "write('last.pt'); shutil.copy2('last.pt', 'best.pt'); shutil.copy('last.pt', 'more.pt')",
+    "a link to it": "write('new.pt'); os.link('new.pt', 'more.pt'); os.symlink('new.pt', 'it.pt')",
+    "as the newest of several": "os.rename('last.pt', 'last-1.pt'); write('last.pt')",
+    "without the oldest": "os.remove('best.pt'); Path('last.pt').unlink(); write('new.pt'); os.remove('new.pt')",
+    "in a new folder": "os.makedirs('runs/2'); write('runs/2/new.pt'); write('runs/2/state.json')",
+    "in a folder that is renamed": "os.mkdir('tmp-2'); write('tmp-2/new.pt'); os.rename('tmp-2', 'step-2')",
+    "without the oldest folder": "shutil.rmtree('step-1'); write('new.pt')",
+    "that again, and it": "shutil.rmtree('step-1'); os.makedirs('step-1'); write('step-1/a.pt')",
+    "in another folder": "os.chdir('step-1'); write('a.pt'); os.remove('../best.pt')",
+    "moved from elsewhere": "write(other + '/x'); shutil.move(other + '/x', 'last.pt')",
+    "twice, and then it fails": "write('last.pt'); write('last.pt'); os.remove('none.pt')",
+}  # fmt: skip
+
+TORCH = """
+import torch
+from saturate.why import hooks
+hooks._saving(torch.serialization, "save")
+torch.save = torch.serialization.save
+"""
+
+
+@pytest.mark.parametrize("how", SAVES)
+def test_files_are_those_of_before(how: str, tmp_path: Path) -> None:
+    here, other = tmp_path / "here", tmp_path / "other"
+    other.mkdir()
+    for name in ("last.pt", "best.pt", "step-1/a.pt", "step-1/state.json"):
+        file = here / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"old {name}")
+    before = files_of(here)
+    journal = tmp_path / "journal"
+    program = (
+        "import os, shutil; from pathlib import Path; from saturate.why import undo\n"
+        f"{TORCH if 'torch' in SAVES[how] else ''}\n"
+        "write = lambda name: Path(name).write_text('new')\n"
+        f"other = {str(other)!r}; undo.Journal(Path({str(journal)!r}))\n"
+        f"{SAVES[how]}\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=here, check=False)
+    assert ended.returncode == ("fails" in how)
+    assert files_of(here) != before, "the plant saves nothing"
+    assert undo.back(journal) > 0
+    assert files_of(here) == before
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+    }
