@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.why_loop import converted
 
 LOOP = Path(__file__).with_name("why_loop.py")
@@ -49,7 +51,7 @@ CAUSES = {
     "one worker": Cause("workers=1 read_ms=4 step_ms=100", "num_workers", "num_workers=2$", "workers=2"),
     "no worker": Cause("workers=0 step_ms=150", "num_workers", "num_workers=1$", "workers=1"),
     "too many workers": Cause("workers=24 batch=8", "num_workers=2: 24 hinder"),
-    "heavy transform": Cause("blur=31", "GaussianBlur"),
+    "heavy transform": Cause("blur=31", "GaussianBlur", "without GaussianBlur", "blur=0"),
     "large photographs": Cause("batch=4", "decode|decoding", "by torchvision", "decoder=torchvision", images="large"),
     "PNG": Cause("", "decode|decoding", "by torchvision", "decoder=torchvision", images="png"),
     "Python in the dataset": Cause("spin_ms=10", "dataset", "num_workers=4$", "workers=4"),
@@ -80,7 +82,7 @@ def command(cause: Cause, images: Path, words: str) -> list[str]:
     return [*launcher, str(LOOP), *loop(cause, images, words)]
 
 
-def run(words: list[str], cause: Cause) -> str:
+def run(words: list[str], cause: Cause, code: int = 0) -> str:
     """Return what a program prints, on the cores and devices of a cause."""
     environment = dict(os.environ)
     if not cause.gpu:
@@ -95,7 +97,7 @@ def run(words: list[str], cause: Cause) -> str:
         timeout=300,
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
-    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.returncode == code, found.stderr[-2000:]
     return found.stdout
 
 
@@ -172,6 +174,23 @@ def tried(
     return row
 
 
+def overhead(images: Path, words: str, repeats: int) -> None:
+    """Print the loop's own rate with hooks and without them, in turns."""
+    cause = Cause(words, "", gpu=torch.cuda.is_available())
+    plain = command(cause, images, f"{words} stopwatch=20")
+    # a window that does not end: all of it are the program's own batches
+    watched = [sys.executable, "-m", "saturate", "why", "--seconds", "1000", "--", *plain]  # fmt: skip
+    rates: dict[str, list[float]] = {"without": [], "with": []}
+    for _ in range(repeats):
+        rates["without"].append(rate_of(run(plain, cause)))
+        rates["with"].append(rate_of(run(watched, cause, code=2)))
+    for name, each in rates.items():
+        print(f"{name:8} {statistics.median(each):.1f}", [round(one, 1) for one in each])  # fmt: skip
+    pairs = zip(rates["with"], rates["without"], strict=True)
+    share = statistics.median(one / other for one, other in pairs) - 1
+    print(f"hooks: {share:+.2%} of the rate")
+
+
 def verdict_of(table: str) -> str:
     """Return the rows that name a cause: what binds, the ranks, neighbours, and what to change first."""
     titles = "stage that binds|slowest rank|neighbours|shared|between epochs|waits for GPU|change first"
@@ -203,12 +222,16 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--traceml", action="store_true", help="its verdict, too")
+    parser.add_argument("--overhead", help="words of a loop: its rate with hooks")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as made:
         images = Path(made)
         (images / "jpeg").symlink_to(asked.images.resolve())
+        if asked.overhead is not None:
+            overhead(images, asked.overhead, asked.repeats)
+            return
         for name in CAUSES:
             if not re.search(asked.only, name):
                 continue

@@ -57,8 +57,8 @@ NAMED = (
 
 GO_ON = "go-on"
 """Has the program train on once it was measured."""
-OWN, KEEP = object(), object()
-"""In place of a batch: the loader's next one, and the same that is to be given again."""
+OWN, KEEP, END = object(), object(), object()
+"""In place of a batch: the loader's next one, the same that is to be given again, and the end of an epoch."""
 
 
 class Measured(KeyboardInterrupt):
@@ -493,33 +493,41 @@ class Run:
         self._drains = True
         asked = self.facts["loader"]
         ready = (asked.get("prefetch_factor") or 0) * (asked.get("num_workers") or 0)
-        window: dict[str, float] = dict.fromkeys(("samples", "pause", "gap"), 0.0)
+        # of whole epochs with their begin, and else of what comes behind the first batch of each worker
+        names = ("whole", "whole_s", "samples", "batches", "pause", "gap")
+        window = dict.fromkeys(names, 0.0)
         before = hooks.read_totals(self.folder)
         began = time.perf_counter()
         until = began + 4 * self.window_s
         iterator = self._iterator
         taken_s: list[float] = []  # of those that lie ready
-        made = 0
-        while (asked_at := time.perf_counter()) < until or made != self._whole(made):
-            try:
-                batch = next(iterator)
-            except StopIteration:
+        epoch_at: float | None = None
+        epoch, begins = 0, 0
+        while (asked_at := time.perf_counter()) < until or not self._is_whole(window):
+            batch = next(iterator, END)
+            if batch is END:
+                if epoch_at is not None:
+                    window["whole"] += epoch
+                    window["whole_s"] += asked_at - epoch_at
+                epoch_at, epoch, begins = asked_at, 0, self._whole(1)
                 iterator = self._next_epoch()
-                # every worker's first batch is made while the epoch begins
-                for _ in range(self._whole(1)):
-                    next(iterator)
                 window["gap"] += time.perf_counter() - asked_at
                 continue
-            if len(taken_s) < ready:
+            count = self.samples or samples_of(batch)
+            epoch += count
+            if begins:
+                begins -= 1
+                window["gap"] += time.perf_counter() - asked_at
+            elif len(taken_s) < ready:
                 taken_s.append(time.perf_counter() - asked_at)
                 before = hooks.read_totals(self.folder)
                 began = time.perf_counter()
                 until = began + self.window_s
-                window["gap"] = 0.0
-                continue
-            window["samples"] += self.samples or samples_of(batch)
-            made += 1
-        window["batches"] = made
+                window = dict.fromkeys(names, 0.0)
+                epoch_at = None
+            else:
+                window["samples"] += count
+                window["batches"] += 1
         window["seconds"] = time.perf_counter() - began
         # not all lie ready where the loader is slow
         window["queue"] = min(taken_s, default=0.0)
@@ -527,6 +535,10 @@ class Run:
         self._drains, self._is_behind = False, True
         if iterator is not self._iterator:
             self._instead = iterator
+
+    def _is_whole(self, window: dict[str, float]) -> bool:
+        made = int(window["batches"])
+        return made == self._whole(made)
 
     def _next_epoch(self) -> Any:
         """Return an iterator of the loader's next epoch; a subclass's own would also move its batches."""
@@ -545,8 +557,12 @@ class Run:
             "batches": operator.length_hint(self._loader),
             "gap_s": self._gap_s(),
         }
-        paths = {path for one in hooks.read(self.folder) for path in one["files"]}
-        self.facts["decoders"] = decoders.measured(sorted(paths)[: hooks.files.maxlen])
+        found = hooks.read(self.folder)
+        paths = sorted({path for one in found for path in one["files"]})
+        by_pillow = any("decode Pillow" in one["totals"] for one in found)
+        self.facts["decoders"] = decoders.measured(
+            paths[: hooks.files.maxlen], by_pillow
+        )
         own = {"windows": self.windows, **self.facts, "settings": self._settings()}
         # the same on every host: each has a rank that waits for it
         ranks = [json.loads(each) for each in self._gathered(json.dumps(own))]

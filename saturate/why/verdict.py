@@ -42,25 +42,29 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
     rates of each phase, samples a second of all ranks.
     """
     first = ranks[0]
-    rates = {
-        figure: _rates([rank["windows"][phase] for rank in ranks], phase)
-        for phase, figure in PHASES.items()
-    }
+    rates = {figure: _rates(ranks, phase) for phase, figure in PHASES.items()}
     own = [window for rank in ranks for window in rank["windows"]["own"]]
     seconds = sum(window["seconds"] for window in own)
-    steady = rates["loader"]
     samples = sum(window["samples"] for window in own)
     active_s = sum(map(_active_s, own))
     wait_s = sum(window["wait"] for window in own)
     batches = sum(window["batches"] for window in own)
-    # a sum of all ranks
-    rates["loader"] = _with_epochs(steady, first, len(ranks) * samples / batches)
+    batch = samples / batches
     replays = first["windows"]["replay"]
     step_ms = 1e3 * statistics.median(
         _active_s(window) / window["batches"] for window in replays
     )
     loader, settings = first["loader"], first["settings"]
     of_ranks = [_of_rank(rank) for rank in ranks]
+    slow = stages.slowest(of_ranks)
+    # the others wait for it, so that its loader is the one to change
+    last = slow["rank"] if slow else 0
+    busy_ms = [
+        stage["ms"]
+        for name, stage in of_ranks[last]["stages"].items()
+        if name in stages.OF_WORKERS
+    ]
+    first_s = batch * sum(busy_ms) / 1e3
     others = {
         "shared": busiest([rank.get("shared") for rank in ranks]),
         "other_cores": first.get("other_cores"),
@@ -77,7 +81,7 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "loader": loader["kind"],
         "workers": loader.get("num_workers"),
         "takes_turns": loader.get("num_workers") == 0,
-        "batch_size": round(samples / batches),
+        "batch_size": round(batch),
         "world_size": len(ranks),
         "cores_a_rank": settings["cores"] / len(ranks),
         "compile": settings["compiled"],
@@ -103,19 +107,22 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "data_wait": {"ms": 1e3 * wait_s / batches, "share": wait_s / active_s},
         "step_ms": {"p50": 1e3 * active_s / batches},
         "split_ms": first["split_ms"],
-        "stages": of_ranks[0]["stages"],
+        "stages": of_ranks[last]["stages"],
         "steps": {
-            "transforms": _within(first, "transform"),
-            "decode": _within(first, "decode"),
+            "transforms": _within(ranks[last], "transform"),
+            "decode": _within(ranks[last], "decode"),
         },
         "decoders": first["decoders"],
-        "slowest_rank": stages.slowest(of_ranks),
+        "slowest_rank": slow,
         # of each rank
         "pauses": {
             name: sum(window[key] for window in own) / len(ranks)
             for name, key in (("validation", "pause"), ("epochs", "gap"))
         },
-        "loader_between_epochs": statistics.median(steady),
+        "loader_kept": len(ranks)
+        * _with_kept_workers(
+            ranks[last], statistics.median(rates["loader"]) / len(ranks), batch, first_s
+        ),
         "idle_epochs": sum(window["gap"] for window in own) / seconds,
         "syncs": first.get("syncs", {}),
         "counts_batches": first["counts_batches"],
@@ -123,8 +130,9 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
     values["rate"]["active_s"] /= len(ranks)
     rate = values["rate"]["steady"]
     for name in ("compute", "loader"):
-        # no ceiling is below a rate whose windows reach down to its own, and a loader fills its queue in a validation
-        reaches = min(rates["rate"]) <= max(rates[name])
+        # no ceiling is below a rate whose windows reach down to its own, another program aside, and a loader fills
+        # its queue in a validation
+        reaches = min(rates["rate"]) <= (1 + WORTH) * max(rates[name])
         if reaches or (name == "loader" and _of_validation(values) > WORTH):
             rate = min(rate, values["ceiling"][name]["rate"])
     values["efficiency"], values["bound"] = meter.bound(
@@ -134,35 +142,44 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
     )
     values["binds"] = stages.binds(values)
     held = {**values, "rate": {**values["rate"], "steady": rate}}
-    values["what_if"] = sorted(_changes(held, first), key=lambda one: -one["gain"])
+    values["what_if"] = sorted(_changes(held, ranks), key=lambda one: -one["gain"])
     return values
 
 
-def _rates(
-    of_ranks: Sequence[Sequence[Mapping[str, float]]], phase: str
-) -> list[float]:
-    """Return samples a second of all ranks, of the windows that they had together. A validation, and the start of an
-    epoch, are told apart. Ranks that drain do not wait for each other, as they would in a step.
+def _rates(ranks: Sequence[Rank], phase: str) -> list[float]:
+    """Return samples a second of all ranks, of the windows that they had together. Ranks that drain do not wait for
+    each other, as they would in a step.
     """
     rates = []
-    for windows in zip(*of_ranks, strict=True):
-        each = [
-            # to begin an epoch is no part of a ceiling's time, and of the loop's own
-            window["samples"]
-            / (_active_s(window) + (window["gap"] if phase == "own" else 0.0))
-            for window in windows
-        ]
+    for number, _ in enumerate(ranks[0]["windows"][phase]):
+        each = [_rate(rank, phase, rank["windows"][phase][number]) for rank in ranks]
         rates.append(len(each) * min(each) if phase == "drain" else sum(each))
     return rates
 
 
-def _with_epochs(rates: Sequence[float], rank: Rank, batch: float) -> list[float]:
-    """Return the rates of a loader that also begins its epochs, in which each worker's first batch is made."""
+def _rate(rank: Rank, phase: str, window: Mapping[str, float]) -> float:
+    """Return samples a second of a window, its validation apart, and with the time that epochs take to begin."""
+    if phase == "own":
+        return window["samples"] / (_active_s(window) + window["gap"])
+    if window.get("whole"):
+        return window["whole"] / window["whole_s"]
+    rate = window["samples"] / _active_s(window)
     length, gap_s = rank["epoch"]["batches"], rank["epoch"]["gap_s"]
-    if not length or not gap_s:
-        return list(rates)
+    if phase == "replay" or not length or not gap_s:
+        return rate
+    # each worker's first batch is made while the epoch begins
     left = max(length - max(rank["loader"].get("num_workers") or 0, 1), 0)
-    return [length * batch / (gap_s + left * batch / rate) for rate in rates]
+    batch = window["samples"] / window["batches"]
+    return float(length * batch / (gap_s + left * batch / rate))
+
+
+def _with_kept_workers(rank: Rank, rate: float, batch: float, first_s: float) -> float:
+    """Return the rate of a loader whose epochs begin with workers that are there, and make a batch in `first_s`."""
+    length, gap_s = rank["epoch"]["batches"], rank["epoch"]["gap_s"]
+    if not length:
+        return rate
+    samples = length * batch
+    return float(samples / (samples / rate - max(gap_s - first_s, 0.0)))
 
 
 def _active_s(window: Mapping[str, float]) -> float:
@@ -245,7 +262,7 @@ def _within(rank: Rank, stage: str) -> dict[str, float]:
 # --- what changes are worth ---------------------------------------------------------------------------------------
 
 
-def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
+def _changes(values: Summary, ranks: Sequence[Rank]) -> Iterator[dict[str, Any]]:
     """Yield what is predicted of each change, as report/what_if.py does, in the words of PyTorch."""
     workers = 0.0  # the rate of the fewest that are told
     for one in sorted(
@@ -262,6 +279,16 @@ def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
     model = what_if.model_of(values)
     if model is None:
         return
+    rank = ranks[0]
+    if slow := values["slowest_rank"]:
+        others = [
+            statistics.median(_rates([one], "drain"))
+            for number, one in enumerate(ranks)
+            if number != slow["rank"]
+        ]
+        after = replace(model, loader=len(ranks) * statistics.median(others))
+        what = f"rank {slow['rank']} as fast as the others"
+        yield what_if.predicted(model, what_if.Change(what, {}, after))
     for name, share in [*values["steps"]["transforms"].items()][:1]:
         after = model.spared(
             "transforms", share / values["stages"]["transforms"]["share"]
@@ -277,7 +304,7 @@ def _changes(values: Summary, rank: Rank) -> Iterator[dict[str, Any]]:
     loader = rank["loader"]
     anew = loader.get("num_workers") and not loader.get("persistent_workers")
     if anew and values["idle_epochs"] > IDLE_EPOCHS:
-        after = replace(model, loader=values["loader_between_epochs"])
+        after = replace(model, loader=values["loader_kept"])
         what = "one DataLoader with persistent_workers=True"
         yield what_if.predicted(model, what_if.Change(what, {}, after))
     copy_ms = rank.get("transfer_ms")
@@ -378,11 +405,7 @@ def lines(values: Summary) -> list[str]:
         if name in stages.OF_WORKERS
     }
     told = sorted(shares, key=shares.__getitem__, reverse=True)[:4]
-    workers = []
-    for name in told:
-        worst = next(iter(values["steps"].get(name, {}).items()), None)
-        more = f" ({worst[0]} {worst[1]:.0%})" if worst else ""
-        workers.append(f"{name} {shares[name]:.0%}{more}")
+    workers = [f"{name} {shares[name]:.0%}{_most(values, name)}" for name in told]
     waits = [f"{place} {count} x" for place, count in values["syncs"].items()]
     unknown = _unknown(values)
     rows += [
@@ -403,6 +426,15 @@ def lines(values: Summary) -> list[str]:
         for index, line in enumerate(textwrap.wrap(text, WIDTH - 18)):
             table.append(f"{'' if index else title:<16}  {line}")
     return [*table, "-" * WIDTH]
+
+
+def _most(values: Summary, stage: str) -> str:
+    """Say which part of a stage takes the most."""
+    parts = values["steps"].get(stage) or {"": 0.0}
+    name, share = next(iter(parts.items()))
+    if len(parts) > 1:
+        name = f"{name} {share:.0%}"
+    return name and f" ({name})"
 
 
 def _share(share: float) -> str:
