@@ -313,7 +313,10 @@ class Run:
             if turn == 0:
                 yield from self._split(again)
                 yield from self._on_device(again)
-            self._drain()
+            given = self._iterator if self._instead is None else self._instead
+            iterator = self._drain("drain", given)
+            self._instead = self._instead if iterator is given else iterator
+        self._keep_workers()
         # below a quota, cores that others take are not missing here
         if cores() == len(os.sched_getaffinity(0)):
             now = neighbours.cpu_time(self.launcher)
@@ -488,8 +491,24 @@ class Run:
         self.facts["arithmetic_ms"] = 1e3 * flops / peak
         self.facts["convolutions"] = of_convolutions / max(flops, 1.0)
 
-    def _drain(self) -> None:
-        """Take batches as fast as they come, behind those that lie ready."""
+    def _keep_workers(self) -> None:
+        """Drain the loader once more with workers that live on, where epochs are so short that this may pay."""
+        loader = self._loader
+        length = operator.length_hint(loader)
+        kept = getattr(loader, "persistent_workers", None)
+        if kept is not False or not loader.num_workers or not self._gaps_s:
+            return
+        window = self.windows["own"][-1]
+        if length > PROBE * window["batches"]:
+            return
+        # PyTorch lets nobody change it by its name
+        vars(loader)["persistent_workers"] = True
+        self._drain("kept", self._next_epoch())
+        vars(loader)["persistent_workers"] = False
+        loader._iterator = None
+
+    def _drain(self, name: str, given: Any) -> Any:
+        """Take batches as fast as they come, behind those that lie ready; return the iterator of the last one."""
         self._drains = True
         asked = self.facts["loader"]
         ready = (asked.get("prefetch_factor") or 0) * (asked.get("num_workers") or 0)
@@ -499,7 +518,7 @@ class Run:
         before = hooks.read_totals(self.folder)
         began = time.perf_counter()
         until = began + 4 * self.window_s
-        iterator = self._iterator
+        iterator = given
         taken_s: list[float] = []  # of those that lie ready
         epoch_at: float | None = None
         epoch, begins = 0, 0
@@ -531,10 +550,9 @@ class Run:
         window["seconds"] = time.perf_counter() - began
         # not all lie ready where the loader is slow
         window["queue"] = min(taken_s, default=0.0)
-        self._close("drain", window, before)
+        self._close(name, window, before)
         self._drains, self._is_behind = False, True
-        if iterator is not self._iterator:
-            self._instead = iterator
+        return iterator
 
     def _is_whole(self, window: dict[str, float]) -> bool:
         made = int(window["batches"])

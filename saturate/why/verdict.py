@@ -59,12 +59,6 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
     slow = stages.slowest(of_ranks)
     # the others wait for it, so that its loader is the one to change
     last = slow["rank"] if slow else 0
-    busy_ms = [
-        stage["ms"]
-        for name, stage in of_ranks[last]["stages"].items()
-        if name in stages.OF_WORKERS
-    ]
-    first_s = batch * sum(busy_ms) / 1e3
     others = {
         "shared": busiest([rank.get("shared") for rank in ranks]),
         "other_cores": first.get("other_cores"),
@@ -119,10 +113,6 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
             name: sum(window[key] for window in own) / len(ranks)
             for name, key in (("validation", "pause"), ("epochs", "gap"))
         },
-        "loader_kept": len(ranks)
-        * _with_kept_workers(
-            ranks[last], statistics.median(rates["loader"]) / len(ranks), batch, first_s
-        ),
         "idle_epochs": sum(window["gap"] for window in own) / seconds,
         "syncs": first.get("syncs", {}),
         "counts_batches": first["counts_batches"],
@@ -153,7 +143,8 @@ def _rates(ranks: Sequence[Rank], phase: str) -> list[float]:
     rates = []
     for number, _ in enumerate(ranks[0]["windows"][phase]):
         each = [_rate(rank, phase, rank["windows"][phase][number]) for rank in ranks]
-        rates.append(len(each) * min(each) if phase == "drain" else sum(each))
+        drained = phase in ("drain", "kept")
+        rates.append(len(each) * min(each) if drained else sum(each))
     return rates
 
 
@@ -171,15 +162,6 @@ def _rate(rank: Rank, phase: str, window: Mapping[str, float]) -> float:
     left = max(length - max(rank["loader"].get("num_workers") or 0, 1), 0)
     batch = window["samples"] / window["batches"]
     return float(length * batch / (gap_s + left * batch / rate))
-
-
-def _with_kept_workers(rank: Rank, rate: float, batch: float, first_s: float) -> float:
-    """Return the rate of a loader whose epochs begin with workers that are there, and make a batch in `first_s`."""
-    length, gap_s = rank["epoch"]["batches"], rank["epoch"]["gap_s"]
-    if not length:
-        return rate
-    samples = length * batch
-    return float(samples / (samples / rate - max(gap_s - first_s, 0.0)))
 
 
 def _active_s(window: Mapping[str, float]) -> float:
@@ -301,10 +283,9 @@ def _changes(values: Summary, ranks: Sequence[Rank]) -> Iterator[dict[str, Any]]
             after = model.spared("decode", spared)
             what = f"decoding by {name}"
             yield what_if.predicted(model, what_if.Change(what, {}, after))
-    loader = rank["loader"]
-    anew = loader.get("num_workers") and not loader.get("persistent_workers")
-    if anew and values["idle_epochs"] > IDLE_EPOCHS:
-        after = replace(model, loader=values["loader_kept"])
+    kept = all("kept" in rank["windows"] for rank in ranks)
+    if kept and values["idle_epochs"] > IDLE_EPOCHS:
+        after = replace(model, loader=statistics.median(_rates(ranks, "kept")))
         what = "one DataLoader with persistent_workers=True"
         yield what_if.predicted(model, what_if.Change(what, {}, after))
     copy_ms = rank.get("transfer_ms")
