@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -38,107 +38,95 @@ WRITES_EVERY_S = 0.2
 WAITING = ("dataset", "decode")
 """Stages that read files: what they are on no core, and do not wait for one, is their wait for storage."""
 
-Totals = dict[str, list[float]]
-"""Stage -> seconds of wall clock, and of them seconds on a CPU core. The waits of WAITING are the stage `read`."""
 
-
-class _Thread(threading.local):
-    """The laps that a thread is in, and the file in which Linux tells how long it has waited for a core."""
+class Busy:
+    """What a process has been busy with: nanoseconds, each under one stage alone."""
 
     def __init__(self) -> None:
-        self.laps: list[list[float]] = []
-        self.file = -1
-        with suppress(OSError):  # another system, or a container that has no such file
-            self.file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-
-    def delayed_s(self) -> float:
-        """Return the seconds that this thread was ready to run and had no core."""
-        return (
-            0.0 if self.file < 0 else int(os.pread(self.file, 99, 0).split()[1]) / 1e9
-        )
+        self.wall: Counter[str] = Counter()
+        self.cpu: Counter[str] = Counter()
+        self.batches = 0
+        # that were decoded last
+        self.files: deque[str] = deque(maxlen=16)
 
 
-totals: Totals = {}
-"""What this process has been busy with, each second under one stage alone."""
-batches = [0]
-files: deque[str] = deque(maxlen=16)
-"""The last ones that were decoded."""
-_thread = _Thread()
-_written = [0.0]
+busy = Busy()
+_within = threading.local()
+"""Nanoseconds that stages within the present one have taken."""
+_written_at = [0.0]
 _of_parents: list[Any] = []
 """What a forked process has of its parent's run."""
 
 
-@contextmanager
-def lap(stage: str) -> Iterator[None]:
-    """Count the time inside under `stage`, less what laps within it take."""
-    waits = stage.partition(" ")[0] in WAITING
-    delayed_s = _thread.delayed_s if waits else float
-    before = time.perf_counter(), time.thread_time(), delayed_s()
-    inner = [0.0, 0.0, 0.0]
-    _thread.laps.append(inner)
-    try:
-        yield
-    finally:
-        _thread.laps.pop()
-        after = time.perf_counter(), time.thread_time(), delayed_s()
-        took = [end - begin for begin, end in zip(before, after, strict=True)]
-        wall, cpu, delay = (
-            whole - within for whole, within in zip(took, inner, strict=True)
-        )
-        waited = max(wall - cpu - delay, 0.0) if waits else 0.0
-        for name, seconds in ((stage, (wall - waited, cpu)), ("read", (waited, 0.0))):
-            total = totals.setdefault(name, [0.0, 0.0])
-            total[0] += seconds[0]
-            total[1] += seconds[1]
-        if _thread.laps:
-            outer = _thread.laps[-1]
-            outer[:] = [sum(pair) for pair in zip(outer, took, strict=True)]
-
-
 def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, whose time counts under `stage`."""
+    """Return `function`, whose time counts under `stage`, less what stages within it take."""
 
     @functools.wraps(function)
     def inside(*args: Any, **kwargs: Any) -> Any:
-        with lap(stage):
+        outer = vars(_within).get("took", (0, 0))
+        _within.took = (0, 0)
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        try:
             return function(*args, **kwargs)
+        finally:
+            cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
+            inner = _within.took
+            busy.wall[stage] += wall - inner[0]
+            busy.cpu[stage] += cpu - inner[1]
+            _within.took = (outer[0] + wall, outer[1] + cpu)
 
     return inside
 
 
-def write_totals() -> None:
-    """Leave this worker's totals to the process that trains."""
+def _delayed() -> int:
+    """Return the nanoseconds that this thread was ready to run and had no core, as Linux tells."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1])
+    except OSError:  # a container that has no such file
+        return 0
+
+
+@contextmanager
+def _reads_told_apart() -> Iterator[None]:
+    """Count what WAITING waits inside, and not for a core, under the stage `read`."""
+    before, delayed = busy.wall - busy.cpu, _delayed()
+    yield
+    idle = busy.wall - busy.cpu - before
+    # each stage has waited for a core as long as it has waited at all
+    share = max(1 - (_delayed() - delayed) / max(sum(idle.values()), 1), 0)
+    for stage, took in idle.items():
+        if stage.partition(" ")[0] in WAITING:
+            busy.wall[stage] -= int(share * took)
+            busy.wall["read"] += int(share * took)
+
+
+def write_own() -> None:
+    """Leave what this worker was busy with to the process that trains."""
     path = Path(os.environ[FOLDER], f"worker-{os.getppid()}-{os.getpid()}")
-    content = json.dumps(_own())
     # another process may read it at any time
-    path.with_suffix(".new").write_text(content)
+    path.with_suffix(".new").write_text(json.dumps(_own()))
     path.with_suffix(".new").replace(path)
 
 
 def _own() -> dict[str, Any]:
-    return {"totals": totals, "batches": batches[0], "files": list(files)}
+    return {**vars(busy), "files": list(busy.files)}
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Return totals, batches and files of this process and of each of its workers."""
+def read(folder: Path) -> Busy:
+    """Return what this process and its workers have been busy with."""
     found = [_own()]
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     for parent in (os.getpid(), getattr(server, "_forkserver_pid", None)):
         paths = folder.glob(f"worker-{parent}-*[0-9]")
         found += [json.loads(path.read_text()) for path in paths]
-    return found
-
-
-def read_totals(folder: Path) -> tuple[Totals, int]:
-    """Return the totals of this process and of its workers, and the batches that they have made."""
-    added: Totals = {}
-    found = read(folder)
+    added = Busy()
     for one in found:
-        for stage, (wall, cpu) in one["totals"].items():
-            before = added.get(stage, [0.0, 0.0])
-            added[stage] = [before[0] + wall, before[1] + cpu]
-    return added, sum(one["batches"] for one in found)
+        added.wall.update(one["wall"])
+        added.cpu.update(one["cpu"])
+        added.batches += one["batches"]
+        added.files.extend(one["files"][-4:])
+    return added
 
 
 # --- what is wrapped ---------------------------------------------------------------------------------------------
@@ -168,19 +156,20 @@ def _loaders(module: ModuleType) -> None:
 def _workers(module: ModuleType) -> None:
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         fetcher = getattr(module, name)
+        fetch = timed("dataset", fetcher.fetch)
 
-        def timed_fetch(self: Any, index: Any, fetch: Any = fetcher.fetch) -> Any:
+        def timed_fetch(self: Any, index: Any, fetch: Any = fetch) -> Any:
             if not hasattr(self, "_saturate"):
                 self._saturate = True
                 self.collate_fn = timed("collate", self.collate_fn)
-            with lap("dataset"):
+            with _reads_told_apart():
                 batch = fetch(self, index)
-            batches[0] += 1
+            busy.batches += 1
             now = time.monotonic()
             is_worker = sys.modules["torch"].utils.data.get_worker_info() is not None
-            if is_worker and now - _written[0] > WRITES_EVERY_S:
-                _written[0] = now
-                write_totals()
+            if is_worker and now - _written_at[0] > WRITES_EVERY_S:
+                _written_at[0] = now
+                write_own()
             return batch
 
         fetcher.fetch = timed_fetch
@@ -199,32 +188,47 @@ def _optimizers(module: ModuleType) -> None:
 
 
 def _compose(module: ModuleType) -> None:
-    def call(self: Any, *inputs: Any) -> Any:
+    kind = module.Compose
+    name = "forward" if hasattr(kind, "forward") else "__call__"
+    whole = getattr(kind, name)
+
+    def call(self: Any, *inputs: Any, **named: Any) -> Any:
+        if named or not self.transforms:
+            return whole(self, *inputs, **named)
         for transform in self.transforms:
-            with lap(f"transform {type(transform).__name__}"):
-                outputs = transform(*inputs)
+            outputs = timed(f"transform {type(transform).__name__}", transform)(*inputs)
             inputs = outputs if len(inputs) > 1 else (outputs,)
         return outputs
 
-    kind = module.Compose
-    setattr(kind, "forward" if hasattr(kind, "forward") else "__call__", call)
+    setattr(kind, name, call)
 
 
-def _decoders(
-    module: ModuleType, decoder: str, names: Sequence[str], owner: str = ""
-) -> None:
-    holder = getattr(module, owner) if owner else module
+def _pillow(module: ModuleType) -> None:
+    kind = module.ImageFile
+    whole = kind.load
+    decode = timed("decode Pillow", whole)
+
+    def load(self: Any) -> Any:
+        # asked for before each operation, and done once
+        if not self.tile:
+            return whole(self)
+        busy.files.append(str(getattr(self.fp, "name", "")))
+        return decode(self)
+
+    kind.load = load
+
+
+def _decoders(module: ModuleType, decoder: str, names: Sequence[str]) -> None:
     for name in names:
-        decode = timed(f"decode {decoder}", getattr(holder, name))
+        decode = timed(f"decode {decoder}", getattr(module, name))
 
-        def decoded(image: Any, *args: Any, _of: Any = decode, **kwargs: Any) -> Any:
-            # a path, or Pillow's image with its file
-            path = getattr(getattr(image, "fp", None), "name", image)
+        def decoded(*args: Any, _of: Any = decode, **kwargs: Any) -> Any:
+            path = next(iter((*args, *kwargs.values())), None)
             if isinstance(path, str):
-                files.append(path)
-            return _of(image, *args, **kwargs)
+                busy.files.append(path)
+            return _of(*args, **kwargs)
 
-        setattr(holder, name, functools.wraps(decode)(decoded))
+        setattr(module, name, functools.wraps(decode)(decoded))
 
 
 def _dali(module: ModuleType) -> None:
@@ -246,10 +250,11 @@ def _saving(module: ModuleType, name: str) -> None:
     save = getattr(module, name)
 
     @functools.wraps(save)
-    def saved(content: Any, to: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(to, (str, os.PathLike)):
-            sys.audit(WRITTEN, to)
-        return save(content, to, *args, **kwargs)
+    def saved(*args: Any, **kwargs: Any) -> Any:
+        for to in (*args[1:2], kwargs.get("f"), kwargs.get("filename")):
+            if isinstance(to, (str, os.PathLike)):
+                sys.audit(WRITTEN, to)
+        return save(*args, **kwargs)
 
     setattr(module, name, saved)
 
@@ -273,6 +278,7 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "torch.optim.optimizer": _optimizers,
     "torch.amp.autocast_mode": _autocast,
     "torch.serialization": functools.partial(_saving, name="save"),
+    "torch.jit._serialization": functools.partial(_saving, name="save"),
     "safetensors.torch": functools.partial(_saving, name="save_file"),
     "torchvision.transforms.transforms": _compose,
     "torchvision.transforms.v2._container": _compose,
@@ -281,9 +287,7 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
         decoder="torchvision.io",
         names=("decode_image", "decode_jpeg", "read_image"),
     ),
-    "PIL.ImageFile": functools.partial(
-        _decoders, decoder="Pillow", names=("load",), owner="ImageFile"
-    ),
+    "PIL.ImageFile": _pillow,
     "cv2": functools.partial(_decoders, decoder="OpenCV", names=("imread", "imdecode")),
     "nvidia.dali.plugin.pytorch": _dali,
 }
@@ -316,15 +320,11 @@ class _Finder(MetaPathFinder):
 
 def _anew() -> None:
     """A process that was forked has been busy with nothing so far."""
-    global _thread
+    global busy
     from saturate.why import phases
 
-    totals.clear()
-    files.clear()
-    batches[0] = 0
-    if _thread.file >= 0:
-        os.close(_thread.file)  # tells of the parent
-    _thread = _Thread()
+    busy = Busy()
+    vars(_within).clear()
     # a rank that its launcher forks, or a worker, which takes no batches
     if phases.run is not None:
         # an iterator that is deleted in here would wait for workers that are not its children

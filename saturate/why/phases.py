@@ -353,7 +353,7 @@ class Run:
         # the queue of the workers has filled in a replay, and empties here
         for _ in range(count // 4):
             yield next(actions)
-        steps, before = self._steps, hooks.read_totals(self.folder)
+        steps, before = self._steps, hooks.read(self.folder)
         cpu_s = sum(neighbours.tree(self.launcher).values())
         began = self._synchronised()
         self._open = dict.fromkeys(("samples", "wait", "pause", "gap"), 0.0)
@@ -375,19 +375,15 @@ class Run:
         workers = self.facts["loader"].get("num_workers") or 1
         return int(workers * math.ceil(count / workers))
 
-    def _close(
-        self, name: str, window: dict[str, float], before: tuple[hooks.Totals, int]
-    ) -> None:
+    def _close(self, name: str, window: dict[str, float], before: hooks.Busy) -> None:
         """Keep a window, and what workers were busy with since `before`."""
         self.windows.setdefault(name, []).append(window)
-        totals, made = hooks.read_totals(self.folder)
-        of_phase = self.facts.setdefault("stages", {})
-        busy = of_phase.setdefault(name, {"batches": 0, "totals": {}})
-        busy["batches"] += made - before[1]
-        for stage, seconds in totals.items():
-            was = before[0].get(stage, [0.0, 0.0])
-            has = busy["totals"].get(stage, [0.0, 0.0])
-            busy["totals"][stage] = [has[i] + seconds[i] - was[i] for i in range(2)]
+        now = hooks.read(self.folder)
+        stages = self.facts.setdefault("stages", {})
+        of_phase = stages.setdefault(name, {**vars(hooks.Busy()), "files": []})
+        of_phase["batches"] += now.batches - before.batches
+        of_phase["wall"].update(now.wall - before.wall)
+        of_phase["cpu"].update(now.cpu - before.cpu)
 
     def _split(self, again: Iterator[Any]) -> Iterator[Any]:
         """Time forward, backward and optimiser of a few steps, each of which the device has ended by then."""
@@ -515,7 +511,7 @@ class Run:
         # of whole epochs with their begin, and else of what comes behind the first batch of each worker
         names = ("whole", "whole_s", "samples", "batches", "pause", "gap")
         window = dict.fromkeys(names, 0.0)
-        before = hooks.read_totals(self.folder)
+        before = hooks.read(self.folder)
         began = time.perf_counter()
         until = began + 4 * self.window_s
         iterator = given
@@ -539,7 +535,7 @@ class Run:
                 window["gap"] += time.perf_counter() - asked_at
             elif len(taken_s) < ready:
                 taken_s.append(time.perf_counter() - asked_at)
-                before = hooks.read_totals(self.folder)
+                before = hooks.read(self.folder)
                 began = time.perf_counter()
                 until = began + self.window_s
                 window = dict.fromkeys(names, 0.0)
@@ -575,12 +571,9 @@ class Run:
             "batches": operator.length_hint(self._loader),
             "gap_s": self._gap_s(),
         }
-        found = hooks.read(self.folder)
-        paths = sorted({path for one in found for path in one["files"]})
-        by_pillow = any("decode Pillow" in one["totals"] for one in found)
-        self.facts["decoders"] = decoders.measured(
-            paths[: hooks.files.maxlen], by_pillow
-        )
+        busy = hooks.read(self.folder)
+        by_pillow = "decode Pillow" in busy.wall
+        self.facts["decoders"] = decoders.measured(sorted(busy.files), by_pillow)
         own = {"windows": self.windows, **self.facts, "settings": self._settings()}
         # the same on every host: each has a rank that waits for it
         ranks = [json.loads(each) for each in self._gathered(json.dumps(own))]

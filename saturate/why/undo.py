@@ -2,7 +2,8 @@
 
 Such a step has trained on them, so that a checkpoint of it is worth nothing, and none that was there may be lost for
 it. Programs save on Ctrl-C, keep the newest few, and copy what they have saved: all of that happens as it does without
-us, and in the end `back` leaves the files as they were. A journal says how, for a program that fails, too.
+us, and `back` leaves checkpoints as they were, by a journal of each process. Files with other endings, such as logs,
+are left as the program has written them, and so is what another process writes.
 """
 
 from __future__ import annotations
@@ -11,141 +12,156 @@ import json
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-SUFFIXES = (".bin", ".ckpt", ".npz", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
+SUFFIXES = (
+    *(".bin", ".ckpt", ".distcp", ".h5", ".npy", ".npz", ".onnx"),
+    *(".pkl", ".pt", ".pth", ".safetensors", ".tar"),
+)
 """Of files that are checkpoints."""
 WRITTEN = "saturate.why.written"
 """Event of what writes a file without Python's knowledge, with its path."""
-ASIDE = ".before-why"
-"""Suffix under which a file or folder of before waits beside its place."""
 
 
 class Journal:
-    """What is to be undone, told by Python as it happens; `file` has all of it at any time."""
+    """What is to be undone, told by Python as it happens. `file` has a line for each file or folder, before it is
+    touched for the first time.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.kept: dict[str, str] = {}  # path of before -> where it waits
-        self.made: list[str] = []
-        self.folders: list[
-            str
-        ] = []  # made since, of which those that hold something made are undone
         self.is_over = False
-        self._acts = False
+        self._seen: set[str] = set()
+        self._began = time.time()
+        acting = threading.local()
+        process = os.getpid()  # a worker that is forked has this journal, too
         events: dict[str, Callable[..., None]] = {
             "open": self._opened,
             "os.link": self._linked,
-            "os.mkdir": self._folder,
+            "os.mkdir": self._made,
             "os.remove": self._removed,
             "os.rename": self._renamed,
             "os.symlink": self._linked,
             "shutil.rmtree": self._removed,
             WRITTEN: self._written,
         }
-        process = os.getpid()  # a worker that is forked has this journal, too
 
         def told(event: str, arguments: tuple[Any, ...]) -> None:
-            if event not in events or self._acts or self.is_over:
+            if event not in events or self.is_over or hasattr(acting, "here"):
                 return
             if os.getpid() == process:
-                self._acts = True
+                acting.here = True
                 try:
                     with suppress(OSError):  # theirs will say so
                         events[event](*arguments)
                 finally:
-                    self._acts = False
+                    del acting.here
 
         sys.addaudithook(told)
 
-    def _written(self, path: Any) -> None:
-        path = os.path.abspath(os.fsdecode(path))
-        if path not in self.made:
-            self._keep(path, os.rename)
-            self.made.append(path)
-            self._write()
-
     def _opened(self, path: Any, _: str | None, flags: int) -> None:
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            return  # a file that is open already
-        makes = flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.lexists(path))
-        if makes and _is_checkpoint(os.fsdecode(path)):
+        if isinstance(path, int) or not _is_checkpoint(os.fsdecode(path)):
+            return
+        if flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.lexists(path)):
             self._written(path)
 
-    def _folder(self, path: Any, *_: int) -> None:
-        if not os.path.lexists(path):
-            self.folders.append(os.path.abspath(os.fsdecode(path)))
-
-    def _removed(self, path: Any, of_folder: int = -1) -> None:
-        path = os.path.abspath(os.fsdecode(path))
-        # within a folder that is removed whole paths are relative to that
-        if of_folder not in (-1, None) or path in self.made:
-            return
-        if os.path.isdir(path):
-            files = [file for file in Path(path).rglob("*") if _is_checkpoint(file)]
-            if any(str(file) not in self.made for file in files):
-                self._keep(path, os.rename)
-                os.mkdir(path)
-                self._write()
-        elif _is_checkpoint(path):
-            self._keep(path, os.link)
-            self._write()
-
-    def _renamed(self, source: Any, to: Any, *_: int) -> None:
-        source, to = (os.path.abspath(os.fsdecode(one)) for one in (source, to))
-        is_made = source in self.made or source in self.folders
-        if not is_made and not _is_checkpoint(to):
-            return
-        if not is_made and _is_checkpoint(source):
-            self._keep(source, os.link)
-        if to not in self.made:
-            self._keep(to, os.link)
-            self.made.append(to)
-        self._write()
+    def _written(self, path: Any) -> None:
+        path = os.path.realpath(os.fsdecode(path))
+        self._touch(path)
+        # what is kept is the same file by another name
+        if os.path.isfile(path) and os.stat(path).st_nlink > 1:
+            os.unlink(path)
 
     def _linked(self, _: Any, to: Any, *__: int) -> None:
-        if _is_checkpoint(os.fsdecode(to)) and not os.path.lexists(to):
-            self._written(to)
+        if _is_checkpoint(os.fsdecode(to)):
+            self._touch(_whole(to))
 
-    def _keep(self, path: str, how: Callable[[str, str], Any]) -> None:
-        aside = path + ASIDE
-        if os.path.lexists(path) and not os.path.lexists(aside):
-            try:
-                how(path, aside)
-            except OSError:  # a file system without links, or a folder
-                shutil.copy2(path, aside)
-        if os.path.lexists(aside):
-            self.kept[path] = aside
+    def _made(self, path: Any, *_: int) -> None:
+        if not os.path.lexists(path):
+            self._touch(_whole(path), is_folder=True)
 
-    def _write(self) -> None:
-        found = {"kept": self.kept, "made": self.made, "folders": self.folders}
-        self.file.write_text(json.dumps(found))
+    def _removed(self, path: Any, of_folder: int | None = -1) -> None:
+        path = _whole(path)
+        # within a folder that is removed whole, paths are relative to that
+        if of_folder in (-1, None) and _holds_checkpoint(path):
+            self._touch(path)
+
+    def _renamed(self, source: Any, to: Any, *_: int) -> None:
+        source, to = _whole(source), _whole(to)
+        if any(one in self._seen or _holds_checkpoint(one) for one in (source, to)):
+            # a name beside, which the program has just written, has no need to be back
+            if _holds_checkpoint(source) or os.lstat(source).st_mtime < self._began:
+                self._touch(source)
+            self._touch(to)
+
+    def _touch(self, path: str, is_folder: bool = False) -> None:
+        """Keep what is at `path`, unless that was not there before."""
+        if path in self._seen:
+            return
+        self._seen.add(path)
+        aside = None
+        if os.path.lexists(path):
+            aside = f"{path}.before-why-{os.getpid()}"
+            _keep(path, aside)
+        line = {"path": path, "aside": aside, "is_folder": is_folder, "at": time.time()}
+        with self.file.open("a") as file:
+            print(json.dumps(line), file=file)
+
+
+def _whole(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(path))
 
 
 def _is_checkpoint(path: str | Path) -> bool:
     return str(path).endswith(SUFFIXES)
 
 
-def back(file: Path) -> int:
-    """Undo what a journal's file tells; return how many files and folders had been made."""
-    found = json.loads(file.read_text())
-    made = found["made"]
-    of_made = [
-        folder
-        for folder in found["folders"]
-        if any(path.startswith(folder + os.sep) for path in made)
-    ]
-    for path in [*made, *of_made]:
-        _remove(path)
-    for path, aside in found["kept"].items():
-        if os.path.lexists(aside):
+def _holds_checkpoint(path: str) -> bool:
+    if os.path.isdir(path) and not os.path.islink(path):
+        return any(map(_is_checkpoint, Path(path).rglob("*")))
+    return _is_checkpoint(path)
+
+
+def _keep(path: str, aside: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.copytree(path, aside, symlinks=True, copy_function=_link)
+    else:
+        _link(path, aside)
+
+
+def _link(path: str, aside: str) -> None:
+    try:
+        os.link(path, aside, follow_symlinks=False)
+    except OSError:  # a file system without links
+        shutil.copy2(path, aside, follow_symlinks=False)
+
+
+def back(folder: Path) -> int:
+    """Undo what the journals in a folder tell, the last of it first; return how many files that were."""
+    lines = []
+    for journal in folder.glob("files-*"):
+        for text in journal.read_text().splitlines():
+            with suppress(ValueError):  # the process was killed as it wrote
+                lines.append(json.loads(text))
+        journal.unlink()
+    paths = {line["path"] for line in lines if not line["is_folder"]}
+    for line in sorted(lines, key=lambda line: -line["at"]):
+        path, aside = line["path"], line["aside"]
+        # a folder that the program has made for something else is none of ours
+        if line["is_folder"] and not any(
+            one.startswith(path + os.sep) for one in paths
+        ):
+            continue
+        if aside is None or os.path.lexists(aside):
             _remove(path)
+        if aside and os.path.lexists(aside):
             os.rename(aside, path)
-    file.unlink()
-    return len(made)
+    return len(paths)
 
 
 def _remove(path: str) -> None:

@@ -197,25 +197,17 @@ def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
     drains = rank["windows"]["drain"]
     made = sum(rank["stages"][phase]["batches"] for phase in ("own", "drain"))
     samples = made * drains[0]["samples"] / max(drains[0]["batches"], 1)
-    totals: dict[str, list[float]] = {}
-    for phase in ("own", "drain"):
-        for name, seconds in rank["stages"][phase]["totals"].items():
-            stage = totals.setdefault(name.partition(" ")[0], [0.0, 0.0])
-            stage[0] += seconds[0]
-            stage[1] += seconds[1]
-    totals["transforms"] = totals.pop("transform", [0.0, 0.0])
-    everything = sum(wall for wall, _ in totals.values())
+    wall, cpu = _busy(rank, "wall"), _busy(rank, "cpu")
+    everything = sum(wall.values())
     if not samples or not everything:
         return {}
-    found = {
-        name: {
-            "share": wall / everything,
-            "ms": 1e3 * wall / samples,
-            "cpu_ms": 1e3 * cpu / samples,
-        }
-        for name, (wall, cpu) in totals.items()
-        if wall
-    }
+    found: dict[str, dict[str, float]] = {}
+    for part, taken in wall.items():
+        name = part.partition(" ")[0].replace("transform", "transforms")
+        stage = found.setdefault(name, {"share": 0.0, "ms": 0.0, "cpu_ms": 0.0})
+        stage["share"] += taken / everything
+        stage["ms"] += 1e-6 * taken / samples
+        stage["cpu_ms"] += 1e-6 * cpu[part] / samples
     # what taking a batch costs that lies ready; the rest of a wait is for the workers to make it
     queue_s = statistics.median(window["queue"] for window in drains)
     own = rank["windows"]["own"]
@@ -227,16 +219,21 @@ def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
     return found
 
 
+def _busy(rank: Rank, kind: str) -> Counter[str]:
+    """Return nanoseconds of what workers were busy with, `wall` or `cpu`, while they were asked for batches."""
+    added: Counter[str] = Counter()
+    for phase in ("own", "drain"):
+        added.update(rank["stages"][phase][kind])
+    return added
+
+
 def _within(rank: Rank, stage: str) -> dict[str, float]:
     """Return the share of the workers' time that each part of a stage has, the largest first."""
-    seconds: Counter[str] = Counter()
-    for phase in ("own", "drain"):
-        for name, (wall, _) in rank["stages"][phase]["totals"].items():
-            seconds[name] += wall
-    everything = sum(seconds.values())
+    wall = _busy(rank, "wall")
+    everything = sum(wall.values())
     return {
-        name.removeprefix(f"{stage} "): wall / everything
-        for name, wall in seconds.most_common()
+        name.removeprefix(f"{stage} "): taken / everything
+        for name, taken in wall.most_common()
         if name.startswith(f"{stage} ")
     }
 

@@ -1,5 +1,6 @@
 """What a program saves while it is measured: its files are in the end those that were there."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,11 @@ SAVES = {
     "that again, and it": "shutil.rmtree('step-1'); os.makedirs('step-1'); write('step-1/a.pt')",
     "in another folder": "os.chdir('step-1'); write('a.pt'); os.remove('../best.pt')",
     "moved from elsewhere": "write(other + '/x'); shutil.move(other + '/x', 'last.pt')",
+    "a name that no checkpoint has": "os.rename('last.pt', 'last.bak'); write('last.pt'); os.remove('last.bak')",
+    "over what it has moved": "os.rename('last.pt', 'prev.pt'); write('last.pt'); write('prev.pt')",
+    "through a link": "os.symlink('last.pt', 'it.pt'); write('it.pt')",
+    "from what was no checkpoint": "os.rename('notes.txt', 'last.pt')",
+    "by a thread": "t = threading.Thread(target=write, args=('last.pt',)); t.start(); t.join()",
     "twice, and then it fails": "write('last.pt'); write('last.pt'); os.remove('none.pt')",
 }  # fmt: skip
 
@@ -37,24 +43,45 @@ torch.save = torch.serialization.save
 def test_files_are_those_of_before(how: str, tmp_path: Path) -> None:
     here, other = tmp_path / "here", tmp_path / "other"
     other.mkdir()
-    for name in ("last.pt", "best.pt", "step-1/a.pt", "step-1/state.json"):
+    for name in ("last.pt", "best.pt", "notes.txt", "step-1/a.pt", "step-1/state.json"):
         file = here / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"old {name}")
+        os.utime(file, (1e9, 1e9))
     before = files_of(here)
-    journal = tmp_path / "journal"
-    program = (
-        "import os, shutil; from pathlib import Path; from saturate.why import undo\n"
-        f"{TORCH if 'torch' in SAVES[how] else ''}\n"
-        "write = lambda name: Path(name).write_text('new')\n"
-        f"other = {str(other)!r}; undo.Journal(Path({str(journal)!r}))\n"
-        f"{SAVES[how]}\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=here, check=False)
-    assert ended.returncode == ("fails" in how)
+    assert saved(SAVES[how], here, other, tmp_path) == ("fails" in how)
     assert files_of(here) != before, "the plant saves nothing"
-    assert undo.back(journal) > 0
+    assert undo.back(tmp_path) > 0
     assert files_of(here) == before
+
+
+def test_two_processes_that_save_one_file(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "last.pt").write_text("old")
+    for _ in range(2):
+        assert saved("write('last.pt'); write('new.pt')", here, here, tmp_path) == 0
+    # of a process that was killed as it wrote
+    with next(tmp_path.glob("files-*")).open("a") as file:
+        file.write('{"path": "')
+    assert undo.back(tmp_path) == 2
+    assert files_of(here) == {"last.pt": b"old"}
+    assert undo.back(tmp_path) == 0
+
+
+def saved(plant: str, here: Path, other: Path, journals: Path) -> int:
+    """Run a program that saves, and return its exit code."""
+    program = (
+        "import os, shutil, threading; from pathlib import Path; from saturate.why import undo\n"
+        f"{TORCH if 'torch' in plant else ''}\n"
+        "write = lambda name: Path(name).write_text('new')\n"
+        f"other = {str(other)!r}\n"
+        f"undo.Journal(Path({str(journals)!r}, f'files-{{os.getpid()}}'))\n"
+        f"{plant}\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=here, check=False
+    ).returncode
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
