@@ -9,13 +9,14 @@ alone.
       phases.py             its own rate | the step alone | the loader alone, in turns -> one file a rank
                                                                           verdict.py  file -> table
 
-Nothing of theirs is changed but what `hooks.py` lists, and no file of theirs is written.
+What is changed in their process is what `hooks.py` lists, and for some steps what `phases.py` times them by. What they
+save meanwhile is undone (`undo.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,16 +32,27 @@ def watch(loader: Iterable[T]) -> Iterable[T]:
 
 class _Watched(Iterable[T]):
     def __init__(self, loader: Iterable[T]) -> None:
-        self.loader = loader
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
         from saturate.why import phases
 
-        assert phases.run is not None
-        batches = iter(self.loader)
+        batches = iter(self._loader)
+        if hasattr(batches, "_saturate"):  # is watched as it is
+            yield from batches
+            return
         while True:
             try:
-                batch: T = phases.run.take(batches, self.loader, batches.__next__)
+                if phases.run is None:
+                    batch = next(batches)
+                else:
+                    batch = phases.run.take(batches, self._loader, batches.__next__)
             except StopIteration:
                 return
             yield batch

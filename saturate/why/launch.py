@@ -16,14 +16,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from saturate.why import hooks, undo, verdict
-from saturate.why.phases import GO_ON
+from saturate.why.phases import GO_ON, RESULT
 
 START = Path(__file__).with_name("start")
+POLLS_EVERY_S = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,31 +56,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("name a program behind --")
     if words[0] == "-m" or words[0].endswith(".py"):
         words = [sys.executable, *words]
-    rank = int(os.environ.get("RANK", 0))
-    # of torchrun's ranks, which are one another's
-    meeting = "".join(
-        os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
-    )
-    folder = Path(tempfile.mkdtemp(prefix=f"saturate-why-{meeting}"))
+    if not sys.platform.startswith("linux"):
+        print(
+            "saturate why: it needs Linux, which tells what processes wait for",
+            file=sys.stderr,
+        )
+        return 2
+    folder = Path(tempfile.mkdtemp(prefix="saturate-why-"))
     try:
         code = ran(words, folder, options)
-        undone = sum(undo.back(file) for file in folder.glob("files-*.json"))
-        found = folder / "result.json"
-        if not found.exists():
+        undone = undo.back(folder)
+        if not (folder / RESULT).exists():
             return code or unmeasured(folder)
-        result = verdict.of(json.loads(found.read_text())) | {"undone": undone}
-        if rank == 0:
-            print("\n".join(verdict.lines(result)))
-            if options.json:
-                options.json.write_text(json.dumps(result, indent=2))
+        if options.then != GO_ON:
+            tell(folder, options, undone)
         # a program that was to stop is ended in its own way, which may be another code
         return code if options.then == GO_ON else 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def tell(folder: Path, options: Any, undone: int) -> None:
+    """Print the table, once for all ranks, and write --json."""
+    ranks = json.loads((folder / RESULT).read_text())
+    result = verdict.of(ranks) | {"undone": undone}
+    if int(os.environ.get("RANK", 0)) == 0:
+        print("\n".join(verdict.lines(result)), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps({**result, "ranks": ranks}, indent=2))
+
+
 def ran(words: Sequence[str], folder: Path, options: Any) -> int:
-    """Run the program with hooks; return its exit code."""
+    """Run the program with hooks; return its exit code. Of one that goes on the table is printed meanwhile."""
     paths = [str(START), *filter(None, [os.environ.get("PYTHONPATH")])]
     asked = {name: getattr(options, name) for name in ("seconds", "samples", "then")}
     # of torchrun's ranks, which are no neighbours of each other, what has started them
@@ -96,7 +105,12 @@ def ran(words: Sequence[str], folder: Path, options: Any) -> int:
     # Ctrl-C reaches the program, too, and this one says what came of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
-    code = process.wait()
+    while (code := process.poll()) is None:
+        time.sleep(POLLS_EVERY_S)
+        if options.then == GO_ON and (folder / RESULT).exists():
+            tell(folder, options, 0)
+            code = process.wait()
+            break
     return 128 - code if code < 0 else code
 
 
@@ -104,7 +118,9 @@ def unmeasured(folder: Path) -> int:
     """Say why a program that has ended well was not measured; return 2."""
     seen = folder / "seen.json"
     counts = json.loads(seen.read_text()) if seen.exists() else None
-    if counts is None or not counts["batches"]:
+    if counts and counts["refused"]:
+        why = counts["refused"]
+    elif counts is None or not counts["batches"]:
         why = "no loader was seen: a DataLoader, DALI's iterator, or saturate.why.watch(loader)"
     else:
         why = f"it took {counts['batches']} batches and made {counts['steps']} steps, too few: more data or epochs"

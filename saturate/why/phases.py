@@ -10,16 +10,16 @@ Turns, since another program on the machine slows what it meets: the figures are
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import copy
 import itertools
 import json
+import logging
 import math
 import multiprocessing
-import operator
 import os
 import platform
+import signal
 import statistics
 import sys
 import threading
@@ -27,6 +27,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ from saturate.system.resources import cores
 from saturate.why import decoders, hooks, restore, undo
 
 TURNS = 3
+WAITS_S = 300.0
+"""That ranks wait for each other, each of which may be within a validation."""
+RESULT = "result.json"
+"""Of a run's folder: what all ranks have measured."""
 WINDOW_S = 3.0
 WARM_UP = 16
 """Batches before anything is measured, and the least of a window."""
@@ -61,23 +66,32 @@ OWN, KEEP, END = object(), object(), object()
 """In place of a batch: the loader's next one, the same that is to be given again, and the end of an epoch."""
 
 
+class NotMeasured(Exception):
+    """Has the program go on as without us, for a reason that is told in the end."""
+
+
 class Measured(KeyboardInterrupt):
     """Ends the program as Ctrl-C would, once it has been measured."""
 
 
 def samples_of(batch: Any) -> int:
-    """Return the length of the first tensor or array found in a batch, or of its first list of images, which are
-    tensors of three dimensions; 0 where there is none.
+    """Return the length of the first tensor or array found in a batch, or of its first list of images; 0 where there
+    is none.
     """
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
-    for part in parts_of(batch):
-        ranks = {len(getattr(inner, "shape", ())) for inner in parts_of(part)}
-        count = len(part) if ranks == {3} else samples_of(part)
-        if count:
-            return count
-    return 0
+    parts = parts_of(batch)
+    firsts = [next(iter(tensors_of(part)), None) for part in parts]
+    # tensors of three dimensions and one or three channels, or dictionaries with such
+    if isinstance(batch, (list, tuple)) and firsts and all(map(_is_image, firsts)):
+        return len(parts)
+    return next((count for count in map(samples_of, parts) if count), 0)
+
+
+def _is_image(tensor: Any) -> bool:
+    shape: Any = getattr(tensor, "shape", ())
+    return len(shape) == 3 and shape[0] in (1, 3)
 
 
 def parts_of(batch: Any) -> list[Any]:
@@ -94,13 +108,25 @@ def tensors_of(batch: Any) -> list[Any]:
     return [tensor for part in parts_of(batch) for tensor in tensors_of(part)]
 
 
+def length_of(loader: Any) -> int:
+    """Return how many batches an epoch has; 0 where that is not known."""
+    dataset = getattr(loader, "dataset", None)
+    # PyTorch warns of those that were asked and have another length
+    if isinstance(dataset, sys.modules["torch"].utils.data.IterableDataset):
+        return 0
+    try:
+        return len(loader)
+    except Exception:  # whatever a sampler says
+        return 0
+
+
 def signature(loader: Any) -> tuple[Any, ...]:
     """Return what is the same of a DataLoader that a program makes anew for each epoch; of others what no two share."""
     if not hasattr(loader, "sampler"):
         return (id(loader),)
     kinds = (type(one) for one in (loader, loader.dataset, loader.sampler))
     settings = (getattr(loader, name, None) for name in NAMED)
-    return (*kinds, operator.length_hint(loader), *settings)
+    return (*kinds, length_of(loader), *settings)
 
 
 def _holds(loader: Any, iterator: Any) -> bool:
@@ -115,18 +141,34 @@ class Kept:
     """A batch to be given again, whole also where the loop changes it in place."""
 
     def __init__(self, batch: Any) -> None:
-        self.batch, self._whole = batch, copy.deepcopy(batch)
-        self._versions = self._seen()
+        self.batch, self._whole = batch, _copied(batch)
+        self._before = self._seen()
 
-    def _seen(self) -> list[int]:
-        return [tensor._version for tensor in tensors_of(self.batch)]
+    def _seen(self) -> list[tuple[int, int]]:
+        # those of inference mode have no version, and cannot be changed elsewhere
+        return [
+            (id(one), -1 if one.is_inference() else one._version)
+            for one in tensors_of(self.batch)
+        ]
 
     def again(self) -> Any:
         """Return the batch as the loader has given it."""
-        if self._seen() != self._versions:
-            self.batch = copy.deepcopy(self._whole)
-            self._versions = self._seen()
+        if self._seen() != self._before:
+            self.batch = _copied(self._whole)
+            self._before = self._seen()
         return self.batch
+
+
+def _copied(batch: Any) -> Any:
+    """Return a copy of a batch, pinned where that is."""
+    copies = {}
+    for one in tensors_of(batch):
+        copy_of_it = one.clone()
+        copies[id(one)] = copy_of_it.pin_memory() if one.is_pinned() else copy_of_it
+    try:
+        return copy.deepcopy(batch, copies)
+    except TypeError:  # it holds a lock, or a file
+        return batch
 
 
 class Run:
@@ -163,9 +205,11 @@ class Run:
         self._ended_at: float | None = None
         self._gaps_s: list[float] = []  # between two epochs of its own
         self._given = 0  # batches of this epoch
+        self._largest = 0  # samples in a batch
         # whether these were others than the program's iterator has given, and the iterator that a drain has begun
         self._is_behind = False
         self._instead: Any = None
+        self.refused = ""  # why it cannot be measured
         self._touched_at = time.perf_counter()
         self._open: dict[str, float] = {}
 
@@ -192,13 +236,17 @@ class Run:
             return pull()
         if self._loader is None:
             batch = pull()
-            self._last = loader
-            self._taken[id(loader)] += 1
-            if not self._steps and self._taken[id(loader)] == UNSTEPPED:
-                self._choose(loader)
+            # an evaluation before training
+            if sys.modules["torch"].is_grad_enabled():
+                self._last = loader
+                self._taken[id(loader)] += 1
+                if not self._steps and self._taken[id(loader)] == UNSTEPPED:
+                    self._choose(loader)
             return batch
         self._taken[id(loader)] += 1
-        if loader is not self._loader and signature(loader) == self._signature:
+        # made anew for this epoch, and none that is taken from beside the other
+        is_next = self._ended_at is not None or self._of_others >= WARM_UP
+        if is_next and signature(loader) == self._signature:
             self._loader = loader
         if loader is not self._loader:
             self._of_others += 1
@@ -209,11 +257,16 @@ class Run:
             return batch
         self._resume()
         self._iterator = batches
-        if self._action is None:
-            self._action = next(self._phases, OWN)
+        try:
+            if self._action is None:
+                self._action = next(self._phases, END)
+        except NotMeasured as error:
+            self.refused, self._action = str(error), END
+        if self._action is END:
+            return self._over(pull)
         # workers of an epoch that is over end as soon as the program lets go of them
         self._iterator = None
-        length = operator.length_hint(loader)
+        length = length_of(loader)
         if (
             length
             and self._given >= length
@@ -240,11 +293,33 @@ class Run:
             if self._action is KEEP:
                 # before the loop has it, which may change it
                 self._kept.append(Kept(batch))
+        count = self.samples or samples_of(batch)
+        self._largest = max(self._largest, count)
         if self._open:
-            self._open["samples"] += self.samples or samples_of(batch)
+            self._open["samples"] += count
         self._action = None
         self._given += 1
+        self._touched_at = time.perf_counter()
         return batch
+
+    def _over(self, pull: Callable[[], Any]) -> Any:
+        """End the program as Ctrl-C would, or let it go on."""
+        global run, _was_measured
+        if self.refused:
+            self.write_seen()
+        run = None
+        if self.refused or (self.goes_on and self._journal and self._journal.is_over):
+            return pull()
+        _was_measured = True
+        previous = sys.excepthook
+        sys.excepthook = lambda kind, *error: (
+            None if kind is Measured else previous(kind, *error)
+        )
+        if threading.current_thread() is threading.main_thread():
+            raise Measured
+        # wakes a main thread that waits for a batch of this one
+        os.kill(os.getpid(), signal.SIGINT)
+        raise StopIteration
 
     def _end_epoch(self) -> None:
         self._ended_at = time.perf_counter()
@@ -252,7 +327,11 @@ class Run:
 
     def write_seen(self) -> None:
         """Leave how many batches and steps there were, for the line of a program that was not measured."""
-        seen = {"batches": sum(self._taken.values()), "steps": self._steps}
+        seen = {
+            "batches": sum(self._taken.values()),
+            "steps": self._steps,
+            "refused": self.refused,
+        }
         if seen["batches"]:
             (self.folder / "seen.json").write_text(json.dumps(seen))
 
@@ -298,6 +377,10 @@ class Run:
     def _all(self) -> Iterator[Any]:
         """Yield OWN where the program gets the loader's next batch, and else the batch that it gets; then end it."""
         yield from [OWN] * WARM_UP
+        if not self._largest:
+            raise NotMeasured(
+                "nobody can see how many samples a batch has: --samples N"
+            )
         before, others = None, neighbours.cpu_time(self.launcher)
         for turn in range(TURNS):
             yield from self._window("own", itertools.repeat(OWN))
@@ -307,8 +390,7 @@ class Run:
                 again = itertools.cycle(self._kept)
                 if self.goes_on and not self._refuses():
                     before = restore.Kept([*self._optimizers.values()])
-                file = self.folder / f"files-{os.getpid()}.json"
-                self._journal = undo.Journal(file)
+                self._journal = undo.Journal(self.folder / f"files-{os.getpid()}")
             yield from self._window("replay", again)
             if turn == 0:
                 yield from self._split(again)
@@ -322,13 +404,14 @@ class Run:
             now = neighbours.cpu_time(self.launcher)
             self.facts["other_cores"] = neighbours.cores_taken(others, now)
         self._write()
-        if before is None or self._journal is None:
-            self._end()
-        else:
+        if before is not None and self._journal is not None:
             before.put_back()
             self._journal.is_over = True
-            if self._journal.file.exists():
-                undo.back(self._journal.file)
+            # one of the ranks that have this folder
+            folders = self._gathered(str(self.folder))
+            if folders.index(str(self.folder)) == self._rank():
+                undo.back(self.folder)
+            self._gathered("")
 
     def _refuses(self) -> bool:
         """Say so where the program counts what cannot be put back."""
@@ -342,27 +425,28 @@ class Run:
     def _window(self, name: str, actions: Iterator[Any]) -> Iterator[Any]:
         """Yield actions for a window of about `window_s`, behind as many as show how long they take."""
         began = self._synchronised()
-        for _ in range(PROBE):
+        probe = self._whole(PROBE)
+        for _ in range(probe):
             yield next(actions)
-        each_s = (self._synchronised() - began) / PROBE
-        if length := operator.length_hint(self._loader):
+        each_s = (self._synchronised() - began) / probe
+        if length := length_of(self._loader):
             # short epochs take the time to begin them
             each_s = max(each_s, self._gap_s() / length)
         each_s = self._agree(each_s)
         count = self._whole(max(WARM_UP, math.ceil(self.window_s / each_s)))
-        # the queue of the workers has filled in a replay, and empties here
+        # to read it takes long where there are many processes, in which the queue of the workers fills
+        cpu_s, since = sum(neighbours.tree(self.launcher).values()), time.perf_counter()
         for _ in range(count // 4):
             yield next(actions)
         steps, before = self._steps, hooks.read(self.folder)
-        cpu_s = sum(neighbours.tree(self.launcher).values())
         began = self._synchronised()
         self._open = dict.fromkeys(("samples", "wait", "pause", "gap"), 0.0)
         for _ in range(count):
             yield next(actions)
         self._open["seconds"] = self._synchronised() - began
         cpu_s = sum(neighbours.tree(self.launcher).values()) - cpu_s
-        made = {"batches": count, "steps": self._steps - steps, "cpu": cpu_s}
-        self._open |= made
+        self._open["cores"] = cpu_s / (time.perf_counter() - since)
+        self._open |= {"batches": count, "steps": self._steps - steps}
         self._close(name, self._open, before)
         self._open = {}
 
@@ -429,8 +513,9 @@ class Run:
         if not torch.cuda.is_initialized():
             return
         self._synchronised()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        gpu = neighbours.gpu_handle(uuid)
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        # torch has it since 2.4
+        gpu = neighbours.gpu_handle(str(getattr(device, "uuid", "")))
         self.facts["shared"] = neighbours.gpu_shared(gpu, self.launcher)
         batch = self._kept[0].batch
         tensors = [one for one in tensors_of(batch) if not one.is_cuda]
@@ -449,11 +534,14 @@ class Run:
         """Count the places of the program at which a step waits for the device."""
         import torch
 
+        mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
-            yield kept
-            torch.cuda.set_sync_debug_mode("default")
+            try:
+                yield kept
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
         places = Counter(
             f"{Path(one.filename).name}:{one.lineno}"
             for one in caught
@@ -481,7 +569,7 @@ class Run:
         with FlopCounterMode(display=False) as counter:
             yield next(again)
         flops, of_convolutions = kernels.counted(counter)
-        dtype = self.autocast or str(torch.get_default_dtype())
+        dtype = self.autocast or self._settings()["dtypes"][0]
         device = torch.device("cuda", torch.cuda.current_device())
         peak = kernels.peak(dtype.removeprefix("torch."), device)
         self.facts["arithmetic_ms"] = 1e3 * flops / peak
@@ -490,7 +578,7 @@ class Run:
     def _keep_workers(self) -> None:
         """Drain the loader once more with workers that live on, where epochs are so short that this may pay."""
         loader = self._loader
-        length = operator.length_hint(loader)
+        length = length_of(loader)
         kept = getattr(loader, "persistent_workers", None)
         if kept is not False or not loader.num_workers or not self._gaps_s:
             return
@@ -568,7 +656,7 @@ class Run:
         # no step in a whole window: its updates are made by hand, or inside of a graph
         self.facts["counts_batches"] = not self.windows["own"][0]["steps"]
         self.facts["epoch"] = {
-            "batches": operator.length_hint(self._loader),
+            "batches": length_of(self._loader),
             "gap_s": self._gap_s(),
         }
         busy = hooks.read(self.folder)
@@ -577,17 +665,11 @@ class Run:
         own = {"windows": self.windows, **self.facts, "settings": self._settings()}
         # the same on every host: each has a rank that waits for it
         ranks = [json.loads(each) for each in self._gathered(json.dumps(own))]
-        (self.folder / "result.json").write_text(json.dumps(ranks))
-
-    def _end(self) -> None:
-        """End the program as Ctrl-C would."""
-        global run, _was_measured
-        run, _was_measured = None, True
-        sys.excepthook = _but_measured
-        if threading.current_thread() is not threading.main_thread():
-            _thread.interrupt_main()
-            raise StopIteration
-        raise Measured
+        part = self.folder / f"{RESULT}-{os.getpid()}"
+        part.write_text(json.dumps(ranks))
+        part.replace(self.folder / RESULT)
+        # the rank that has the store must not leave before the others have read it
+        self._gathered("")
 
     # -- what it asks ------------------------------------------------------------------------------------------
 
@@ -635,9 +717,8 @@ class Run:
 
     def _gathered(self, value: str) -> list[str]:
         """Return what each rank gives, by the store of the program's own group."""
-        import torch.distributed as dist
-
-        if not dist.is_available() or not dist.is_initialized():
+        dist = self._group()
+        if dist is None:
             return [value]
         store = dist.distributed_c10d._get_default_store()
         self._agreed += 1
@@ -646,13 +727,20 @@ class Run:
             for rank in range(dist.get_world_size())
         ]
         store.set(keys[dist.get_rank()], value)
+        try:
+            store.wait(keys, timedelta(seconds=WAITS_S))
+        except RuntimeError:
+            raise NotMeasured("not every rank takes batches of a loader") from None
         return [store.get(key).decode() for key in keys]
 
+    def _group(self) -> Any:
+        import torch.distributed as dist
 
-def _but_measured(kind: type[BaseException], *error: Any) -> None:
-    """Tell of an exception that nobody caught, but for the one that ends a program that was measured."""
-    if kind is not Measured:
-        sys.__excepthook__(kind, *error)
+        return dist if dist.is_available() and dist.is_initialized() else None
+
+    def _rank(self) -> int:
+        dist = self._group()
+        return dist.get_rank() if dist else 0
 
 
 def _leave() -> None:
@@ -663,6 +751,7 @@ def _leave() -> None:
         # a forkserver's would live on
         for worker in multiprocessing.active_children():
             worker.terminate()
+        logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

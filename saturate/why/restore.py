@@ -43,11 +43,16 @@ class Kept:
             if tensor is not None
         }
         self._tensors = [(one, one.detach().clone()) for one in tensors.values()]
-        holders = [
-            *optimizers,
-            *_all_of(torch.optim.lr_scheduler.LRScheduler),
-            *_all_of(torch.amp.GradScaler),
+        # of steps that accumulate
+        self._grads = [
+            (one, one.grad.clone())
+            for one in tensors.values()
+            if one.is_leaf and one.grad is not None
         ]
+        of_pytorch = torch.optim.lr_scheduler
+        kinds = (of_pytorch.LRScheduler, of_pytorch.ReduceLROnPlateau)
+        scaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+        holders = [*optimizers, *_all_of(*kinds), *_all_of(scaler)]
         self._states = [(one, copy.deepcopy(one.state_dict())) for one in holders]
         self._random = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state()
@@ -65,6 +70,9 @@ class Kept:
         with torch.no_grad():
             for tensor, content in self._tensors:
                 tensor.copy_(content)
+                tensor.grad = None
+            for tensor, content in self._grads:
+                tensor.grad = content
         for holder, state in self._states:
             holder.load_state_dict(state)
         random.setstate(self._random)
@@ -74,6 +82,6 @@ class Kept:
             torch.cuda.set_rng_state_all(self._devices)
 
 
-def _all_of(kind: type) -> Iterator[Any]:
-    """Yield the program's objects of a kind. The type alone is asked: lazy modules import at isinstance."""
-    return (one for one in gc.get_objects() if issubclass(type(one), kind))
+def _all_of(*kinds: type) -> Iterator[Any]:
+    """Yield the program's objects of these kinds. The type alone is asked: lazy modules import at isinstance."""
+    return (one for one in gc.get_objects() if issubclass(type(one), kinds))

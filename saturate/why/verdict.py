@@ -93,10 +93,11 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "cpu": {
             "others": others["other_cores"],
             # each rank has seen the whole tree
-            "utilisation": sum(window["cpu"] for window in first["windows"]["own"])
-            / sum(window["seconds"] for window in first["windows"]["own"])
-            / settings["cores"]
-            + (others["other_cores"] or 0.0) / settings["cores"],
+            "utilisation": (
+                statistics.mean(one["cores"] for one in first["windows"]["own"])
+                + (others["other_cores"] or 0.0)
+            )
+            / settings["cores"],
         },
         "data_wait": {"ms": 1e3 * wait_s / batches, "share": wait_s / active_s},
         "step_ms": {"p50": 1e3 * active_s / batches},
@@ -156,7 +157,9 @@ def _rate(rank: Rank, phase: str, window: Mapping[str, float]) -> float:
         return window["whole"] / window["whole_s"]
     rate = window["samples"] / _active_s(window)
     length, gap_s = rank["epoch"]["batches"], rank["epoch"]["gap_s"]
-    if phase == "replay" or not length or not gap_s:
+    # where the rate has no end of an epoch in it, the ceiling beside it has none, either
+    has_ends = any(one["gap"] for one in rank["windows"]["own"])
+    if phase == "replay" or not length or not has_ends:
         return rate
     # each worker's first batch is made while the epoch begins
     left = max(length - max(rank["loader"].get("num_workers") or 0, 1), 0)

@@ -37,5 +37,10 @@ def _own() -> None:
 
 
 if "SATURATE_WHY" in os.environ:
-    _begin()
+    if sys.version_info >= (3, 11):  # noqa: UP036, theirs may be older than ours
+        _begin()
+    else:
+        print(
+            "saturate why: not measured: it needs Python 3.11 or newer", file=sys.stderr
+        )
 _own()
