@@ -1,6 +1,7 @@
 """Slow loops by a planted cause: is it named by `saturate why`, and does its prediction hold?
 
-    python -m benchmarks.why IMAGES [--only REGEX] [--repeats 3] [--output FILE]
+    python -m benchmarks.why IMAGES [--only REGEX] [--repeats 3] [--output FILE] [--traceml]
+    python -m benchmarks.why IMAGES --overhead ""
 
 Each cause is a run of why_loop.py under `saturate why`, and where a change is predicted, `--repeats` runs with that
 change really made, by the loop's own stopwatch.
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -57,11 +59,11 @@ CAUSES = {
     "Python in the dataset": Cause("spin_ms=10", "dataset", "num_workers=4$", "workers=4"),
     "short epochs": Cause("samples=160 persistent=0", "persistent_workers", "persistent", "persistent=1"),
     "validation": Cause("validate_every=10", "validat"),
-    "pictures": Cause("pictures=8 workers=1 size=32", "loop"),
+    "pictures": Cause("pictures=8 workers=1 size=32", "most of it is loop|loop, "),
     "slow rank": Cause("slow_rank_ms=20 step_ms=100 workers=1", "rank 1", ranks=2),
-    "cores shared": Cause("step_ms=50", "[Oo]ther programs", beside=4),
+    "cores shared": Cause("step_ms=50", "[Oo]ther programs take", beside=4),
     "pageable copies": Cause(f"{BIG} pin=0", "pin_memory", "pin_memory", f"{BIG} pin=1", gpu=True),
-    "item": Cause("arch=resnet18 size=64 batch=64 memory=1 item=4", "why_loop.py|launch", gpu=True),
+    "item": Cause("arch=resnet18 size=64 batch=64 memory=1 item=4", r"why_loop.py:\d+ 4 x", gpu=True),
     "tiny batches": Cause("arch=resnet50 size=64 batch=4 memory=1", "launch", gpu=True),
     "fp32": Cause(f"{BIG} amp=0", "autocast", gpu=True),
     "no channels_last": Cause(f"{BIG} channels_last=0", "channels_last", gpu=True),
@@ -88,17 +90,23 @@ def run(words: list[str], cause: Cause, code: int = 0) -> str:
     if not cause.gpu:
         environment |= {"CUDA_VISIBLE_DEVICES": ""}
     cores = sorted(os.sched_getaffinity(0))[: None if cause.gpu else CORES]
-    found = subprocess.run(
+    process = subprocess.Popen(
         words,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=300,
+        start_new_session=True,
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
-    assert found.returncode == code, found.stderr[-2000:]
-    return found.stdout
+    try:
+        printed, errors = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        # with all that it has started
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == code, errors[-2000:]
+    return printed
 
 
 def beside(cause: Cause, images: Path) -> list[subprocess.Popen[str]]:

@@ -25,6 +25,7 @@ CROWDED = 2
 IDLE_EPOCHS = 0.02
 """Share of the time between epochs from which on it is worth a line."""
 WIDTH = 80
+NO_STEP = "batches: no step of an optimiser was seen"
 
 WORDS = {
     "workers": "num_workers={}",
@@ -82,7 +83,7 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "one_shape": True,
         "hardware": {"gpu": settings["gpu"], "cores": settings["cores"]},
         "versions": {name: settings[name] for name in ("torch", "python")},
-        "settings": {**loader, **settings},
+        "settings": {**loader, **settings, "pinned": first.get("pinned")},
         "windows": rates,
         "rate": {**_figure(rates["rate"], "steady"), "active_s": active_s},
         "ceiling": {
@@ -313,6 +314,9 @@ def _unknown(values: Summary) -> list[str]:
         "torch.compile": not settings["compiled"]
         and "kernel_ms" not in values["ceiling"]["compute"],
         "an optimiser with fused=True": on_gpu and not settings["fused"],
+        "non_blocking=True": settings["pinned"] and values["syncs"],
+        "a larger prefetch_factor": values["workers"]
+        and values["bound"] == "contention",
     }
     return [name for name, is_left in can.items() if is_left]
 
@@ -396,11 +400,9 @@ def lines(values: Summary) -> list[str]:
         ("waits for GPU", ", ".join(waits) and f"{', '.join(waits)} a step"),
         ("not measured", ", ".join(unknown)),
         ("not kept", _undone(values["undone"])),
-        ("counted", "batches: no step of an optimiser was seen"),
+        ("counted", NO_STEP if values["counts_batches"] else ""),
         ("change first", _first(values)),
     ]
-    if not values["counts_batches"]:
-        rows = [row for row in rows if row[0] != "counted"]
     heading = f"saturate why | {values['loader']} | torch {values['versions']['torch']}"
     table = [heading, "-" * WIDTH]
     for title, text in rows:

@@ -220,13 +220,19 @@ def test_nothing_is_saved_once_batches_came_again(why: Why) -> None:
 
 
 def test_it_goes_on_as_if_nothing_had_been(why: Why) -> None:
-    """Weights, learning rate and random numbers of the step after are those of the step before the replay."""
+    """From the first step behind the last window on the program does what it did from the first replay on: batches are
+    all alike, so that weights, learning rates and random numbers repeat, and momentum must have been put back, too.
+    """
     log = why.folder / "log"
-    words = (f"log={log}", "steps=400", "read_ms=1", "step_ms=1")
+    words = (f"log={log}", "steps=400", "read_ms=1", "step_ms=1", "alike=1")
     flags = ("--seconds", "0.05", "--then", "go-on")
     ended = why(*words, flags=flags)
     assert ended.returncode == 0 and "came to its end" in ended.stdout
     steps = log.read_text().splitlines()
     assert len(steps) == 400
-    (again,) = (line for line in set(steps) if steps.count(line) == 2)
-    assert steps.index(again) == 4 + 16 + 8 + 4 + 16 + 2
+    first = 4 + 16 + 8 + 4 + 16 + 2
+    assert steps.count(steps[first - 1]) == 1 and steps.count(steps[first]) == 2
+    again = steps.index(steps[first], first + 1)
+    count = min(again - first, 400 - again)
+    assert count > 50
+    assert steps[again : again + count] == steps[first : first + count]
