@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in result.items() if version}
 
 
-ROOMS = "dataset engine loaders models plan report run settings system tasks"
+ROOMS = "dataset engine loaders models plan report run settings system tasks why"
 """The folders of saturate/ that have code."""
 PACKAGE = Path(__file__).resolve().parents[1]
 

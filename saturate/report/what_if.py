@@ -317,7 +317,12 @@ def _cores_alone(model: Model, others: Any) -> Limits:
     cores = look_up(model.summary, "hardware.cores")
     gain = cores / max(cores - others, WORTH * cores)
     on_gpu = look_up(model.summary, "hardware.gpu")
-    loader = min(gain, model.stretched() or gain) * model.loader
+    stretched = model.stretched() or gain
+    loader = min(gain, stretched) * model.loader
+    if cpu := model.busy("cpu_ms"):
+        # what workers wait for storage stays
+        computes = min(stretched * cpu / model.busy(), 1.0)
+        loader = model.loader / (1 - computes * (1 - 1 / min(gain, stretched)))
     compute = model.compute if on_gpu else gain * model.compute
     yield replace(model, compute=compute, loader=loader), model
 

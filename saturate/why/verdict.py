@@ -24,6 +24,8 @@ CROWDED = 2
 """Workers for a core from which on they hinder each other, where they compute."""
 IDLE_EPOCHS = 0.02
 """Share of the time between epochs from which on it is worth a line."""
+OF_THE_STEP = ("kernel_ms", "arithmetic_ms", "convolutions")
+"""What is measured of a step on a GPU."""
 WIDTH = 80
 NO_STEP = "batches: no step of an optimiser was seen"
 
@@ -44,17 +46,9 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
     """
     first = ranks[0]
     rates = {figure: _rates(ranks, phase) for phase, figure in PHASES.items()}
-    own = [window for rank in ranks for window in rank["windows"]["own"]]
-    seconds = sum(window["seconds"] for window in own)
-    samples = sum(window["samples"] for window in own)
-    active_s = sum(map(_active_s, own))
-    wait_s = sum(window["wait"] for window in own)
-    batches = sum(window["batches"] for window in own)
-    batch = samples / batches
-    replays = first["windows"]["replay"]
-    step_ms = 1e3 * statistics.median(
-        _active_s(window) / window["batches"] for window in replays
-    )
+    own = _added(ranks, "own")
+    active_s, batches = _active_s(own), own["batches"]
+    replay = _added(ranks, "replay")
     loader, settings = first["loader"], first["settings"]
     of_ranks = [_of_rank(rank) for rank in ranks]
     slow = stages.slowest(of_ranks)
@@ -65,18 +59,14 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "other_cores": first.get("other_cores"),
     }
     compute = {
-        "step_ms": step_ms,
-        **{
-            name: first[name]
-            for name in ("kernel_ms", "arithmetic_ms", "convolutions")
-            if name in first
-        },
+        "step_ms": 1e3 * _active_s(replay) / replay["batches"],
+        **{name: first[name] for name in OF_THE_STEP if name in first},
     }
     values: dict[str, Any] = {
         "loader": loader["kind"],
         "workers": loader.get("num_workers"),
         "takes_turns": loader.get("num_workers") == 0,
-        "batch_size": round(batch),
+        "batch_size": round(own["samples"] / batches),
         "world_size": len(ranks),
         "cores_a_rank": settings["cores"] / len(ranks),
         "compile": settings["compiled"],
@@ -85,7 +75,7 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "versions": {name: settings[name] for name in ("torch", "python")},
         "settings": {**loader, **settings, "pinned": first.get("pinned")},
         "windows": rates,
-        "rate": {**_figure(rates["rate"], "steady"), "active_s": active_s},
+        "rate": {**_figure(rates["rate"], "steady"), "active_s": active_s / len(ranks)},
         "ceiling": {
             "compute": _figure(rates["compute"], "rate") | compute | others,
             "loader": _figure(rates["loader"], "rate") | others,
@@ -100,7 +90,10 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
             )
             / settings["cores"],
         },
-        "data_wait": {"ms": 1e3 * wait_s / batches, "share": wait_s / active_s},
+        "data_wait": {
+            "ms": 1e3 * own["wait"] / batches,
+            "share": own["wait"] / active_s,
+        },
         "step_ms": {"p50": 1e3 * active_s / batches},
         "split_ms": first["split_ms"],
         "stages": of_ranks[last]["stages"],
@@ -112,15 +105,20 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         "slowest_rank": slow,
         # of each rank
         "pauses": {
-            name: sum(window[key] for window in own) / len(ranks)
-            for name, key in (("validation", "pause"), ("epochs", "gap"))
+            "validation": own["pause"] / len(ranks),
+            "epochs": own["gap"] / len(ranks),
         },
-        "idle_epochs": sum(window["gap"] for window in own) / seconds,
+        "idle_epochs": own["gap"] / own["seconds"],
         "syncs": first.get("syncs", {}),
         "counts_batches": first["counts_batches"],
     }
-    values["rate"]["active_s"] /= len(ranks)
-    rate = values["rate"]["steady"]
+    _judge(values, ranks)
+    return values
+
+
+def _judge(values: dict[str, Any], ranks: Sequence[Rank]) -> None:
+    """Say what binds, and what changes are worth."""
+    rate, rates = values["rate"]["steady"], values["windows"]
     for name in ("compute", "loader"):
         # no ceiling is below a rate whose windows reach down to its own, another program aside, and a loader fills
         # its queue in a validation
@@ -135,7 +133,12 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
     values["binds"] = stages.binds(values)
     held = {**values, "rate": {**values["rate"], "steady": rate}}
     values["what_if"] = sorted(_changes(held, ranks), key=lambda one: -one["gain"])
-    return values
+
+
+def _added(ranks: Sequence[Rank], phase: str) -> dict[str, float]:
+    """Return the sums over all windows of a phase."""
+    windows = [window for rank in ranks for window in rank["windows"][phase]]
+    return {name: sum(one[name] for one in windows) for name in windows[0]}
 
 
 def _rates(ranks: Sequence[Rank], phase: str) -> list[float]:
@@ -183,14 +186,12 @@ def _figure(rates: list[float], name: str) -> dict[str, Any]:
 
 def _of_rank(rank: Rank) -> dict[str, Any]:
     """Return what report/stages.py wants to know of a rank."""
-    own = rank["windows"]["own"]
-    batches = sum(window["batches"] for window in own)
-    wait_s = sum(window["wait"] for window in own)
-    seconds = sum(window["seconds"] - window["pause"] for window in own)
+    own = _added([rank], "own")
+    share = own["wait"] / (own["seconds"] - own["pause"])
     return {
-        "data_wait": 1e3 * wait_s / batches,
+        "data_wait": 1e3 * own["wait"] / own["batches"],
         "forward": rank["split_ms"].get("forward"),
-        "stages": _stages(rank, wait_s / seconds),
+        "stages": _stages(rank, share),
     }
 
 
@@ -214,9 +215,8 @@ def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
         stage["cpu_ms"] += 1e-6 * cpu[part] / samples
     # what taking a batch costs that lies ready; the rest of a wait is for the workers to make it
     queue_s = statistics.median(window["queue"] for window in drains)
-    own = rank["windows"]["own"]
-    took_s = sum(window["seconds"] for window in own)
-    queue = min(sum(window["batches"] for window in own) * queue_s / took_s, wait)
+    own = _added([rank], "own")
+    queue = min(own["batches"] * queue_s / own["seconds"], wait)
     nothing = {"ms": 0.0, "cpu_ms": 0.0}
     found["workers"] = {"share": wait - queue, **nothing}
     found["queue"] = {"share": queue, **nothing}

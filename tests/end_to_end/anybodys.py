@@ -88,7 +88,8 @@ class Program:
         self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-3, momentum=0.9)
         self.other = torch.optim.Adam(self.net.parameters(), 1e-3)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        if asked["loop"] == "scaler":
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
         self.validation = DataLoader(Data({**asked, "read_ms": 2.0}), asked["batch"])
         self.loader = loader_of(asked) if asked["persistent"] else None
         self.steps = 0

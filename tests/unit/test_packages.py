@@ -25,7 +25,7 @@ DISTRIBUTION = {
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
     *("albumentations", "apex", "kornia", "mlflow", "onnx", "onnxruntime", "scipy"),
-    *("timm", "wandb"),
+    *("timm", "traceml_ai", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
 

@@ -239,6 +239,15 @@ def test_neighbours_on_the_cores(others: float, gains: list[float]) -> None:
     of = decodes(cpu={"utilisation": 1.0, "others": others})
     found = [o for o in what_if.predictions(of) if o["what"] == "these cores alone"]
     assert [one["gain"] for one in found] == pytest.approx(gains, abs=0.02)
+    # of 24 ms half are waits for storage, and a worker that gets a core of its own has 18 left
+    stages = {
+        "decode": {"ms": 12.0, "cpu_ms": 6.0},
+        "read": {"ms": 12.0, "cpu_ms": 0.0},
+    }
+    half = {**of, "stages": stages}
+    if gains == [1.0]:
+        gain = predicted(half, "these cores alone")["gain"]
+        assert gain == pytest.approx(24 / 18 - 1, abs=0.02)
     # who waits for storage, and gets a core at once, gains nothing
     waits = summary(cpu={"utilisation": 0.9, "others": 9.0})
     assert predicted(waits, "these cores alone")["gain"] == pytest.approx(0.0, abs=0.01)
