@@ -328,6 +328,7 @@ FACTS = (
     Fact("best", "the best validation: figure, value, epoch, checkpoint"),
     Fact("evaluated", "the same of a checkpoint that was evaluated"),
     Fact("checkpoint", "what the next commands take"),
+    Fact("settings", "as asked for, in config.yaml too"),
     Fact("versions", "of what is installed and can change a figure"),
     Fact("validation", "the task's figures, of the last one; their curves are `val/`"),
     Fact("validation_s", "seconds of its pass and scoring, and of waiting for that"),
@@ -349,6 +350,7 @@ FACTS = (
         Line("rate", _with_spread("rate"), "-"),
         column="rate",
     ),
+    Fact("rate.spread", "of its windows; `each` are their rates"),
     Fact(
         "now.per_gpu",
         "that by the number of ranks",

@@ -246,8 +246,8 @@ def steady(windows: list[RateWindow]) -> list[RateWindow]:
     return windows[close.index(True) if any(close) else half :]
 
 
-def spread(rates: list[float]) -> dict[str, float] | None:
-    """Return number, smallest, largest and interquartile range of some rates; None where there is none."""
+def spread(rates: list[float]) -> dict[str, Any] | None:
+    """Return number, smallest, largest and interquartile range of some rates, and `each`; None where there is none."""
     if not rates:
         return None
     low, high = np.percentile(rates, [25, 75])
@@ -256,6 +256,7 @@ def spread(rates: list[float]) -> dict[str, float] | None:
         "min": min(rates),
         "max": max(rates),
         "iqr": float(high - low),
+        "each": rates,
     }
 
 

@@ -46,6 +46,7 @@ from saturate.system.timeline import Timeline
 
 NOT_IN_SUMMARY = (
     "settings",
+    "asked",
     "title",
     "limits",
     "config",
@@ -503,6 +504,7 @@ class Reporter:
             **about,
             "reader": about.get("reader") or self._validation_reader,
             **trained,
+            "settings": self._description["asked"],
             "versions": versions(),
             "rate": rate,
             "ceiling": self._ceilings or dict.fromkeys(("compute", "loader")),

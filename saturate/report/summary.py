@@ -73,6 +73,7 @@ def describe(
     return {
         **about,
         **remote,
+        "asked": asked,
         "auto": auto,
         "compile": config.model.compile,
         "command": shlex.join(sys.argv),

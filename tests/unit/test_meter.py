@@ -176,7 +176,13 @@ def test_result() -> None:
         "paused_s": 0.0,
         "active_s": 12.0,
         "steady": 101.5,  # of 100 101 102 110
-        "spread": {"n": 4, "min": 100.0, "max": 110.0, "iqr": 3.25},
+        "spread": {
+            "n": 4,
+            "min": 100.0,
+            "max": 110.0,
+            "iqr": 3.25,
+            "each": [100.0, 101.0, 102.0, 110.0],
+        },
         "first_epoch": 70.0,
         "per_rank": [(100 + 101 + 102 + 110) / 8],
         "unit": "clip/s",

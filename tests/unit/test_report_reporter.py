@@ -51,6 +51,7 @@ class Told:
             description={
                 "hardware": {"cores": 2.0},
                 "settings": {},
+                "asked": {},
                 "title": "a",
                 "config": "",
                 **about,
