@@ -16,6 +16,7 @@ COMMANDS = {
     "tune": "finds the fastest settings that keep the recipe",
     "pack": "puts the images of any source into an LMDB, tar shards, Arrow files or folders",
     "export": "writes a trained network as one file, for other programs",
+    "compare": "says whether one run is slower than another, and which stage is",
     "report": "writes report.html of a finished run",
     "archs": "lists the networks",
     "imagenet": "makes class folders of ImageNet as it is published",

@@ -17,7 +17,8 @@
                          SIGTERM, SIGUSR1 and SIGUSR2, 130 for Ctrl-C, also before a run or a program has begun
 
 What a rank ends with is handed on by scripts/entry_point.py; docs/cluster.md says what a scheduler does with it. The
-doctor's 1 is its verdict, and export's that the file computes something else: neither ends a run.
+doctor's 1 is its verdict, export's that the file computes something else, and compare's 1 a loss and 3 that it cannot
+tell: none ends a run.
 
 At its top this file imports nothing large, since it is asked before the first large import.
 """

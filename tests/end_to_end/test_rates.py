@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from saturate.run import compare
 from tests.end_to_end.runs import TIMEOUT_S, Runner, points, summary, until
 
 SMALL = (
@@ -77,6 +78,8 @@ def check_rates(output: Path) -> None:
     windows = points(output, "window")
     rate = found["rate"]
     first = rate["warmup_windows"]
+    steady = [window["rate"] for window in windows[first:]]
+    assert compare.read(output).windows["rate"] == steady
     measured = points(output, "ceilings")
     compute, loader = (
         max(point[name]["rate"] for point in measured) for name in ("compute", "loader")

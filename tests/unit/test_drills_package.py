@@ -25,6 +25,7 @@ HELP = {
     "tune": "--minutes",
     "pack": "--format",
     "export": "--format",
+    "compare": "--most-loss",
     "report": "--html",
     "archs": "PATTERN",
     "imagenet": "--from FOLDER",

@@ -1,0 +1,214 @@
+"""`saturate compare A B [--most-loss 3%]`: whether B is slower than A, which stage is, and what else differs.
+
+A and B are each a run's folder, its summary.json, or a file of `saturate why --json`. The exit code is 0 for no loss,
+or one within --most-loss; 1 for a loss beyond both spreads, and beyond --most-loss; 3 where that cannot be told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import expm1, log, sqrt
+from pathlib import Path
+from statistics import NormalDist, mean, median, variance
+from typing import Any, NamedTuple
+
+from saturate.contracts import UserError, one_line
+from saturate.report.stages import NO_WORK, NOT_OF_A_STEP, OF_WORKERS
+from saturate.report.words import number
+from saturate.run.program import Parser
+from saturate.system.exit_codes import DONE, of_program
+
+LOSS = 1
+CANNOT_TELL = 3
+"""Exit codes beside DONE and MISTAKE."""
+LEAST = 3
+"""Windows of each side, without which nothing is told."""
+BLOCKS = 8
+"""Neighbouring windows of a longer run are made one block, so that at most so many are left."""
+Z = NormalDist().inv_cdf(0.995)
+"""Of one-sided tests of which 0.5 % see a loss where there is none."""
+UNLIKE = ("output", "epochs", "steps", "shm_gib")
+"""What differs between any two runs, and does not change a rate."""
+WAITS = (*NO_WORK, "workers", "queue")
+"""Stages of a loader that take longer where others do."""
+
+
+class Side(NamedTuple):
+    """What was measured of a run, or of a program under `saturate why`."""
+
+    windows: Mapping[str, Sequence[float]]
+    """Rates of the windows of the rate and of each ceiling, by the titles of their rows, samples/s."""
+    stages: Mapping[str, float]
+    """Milliseconds that a sample takes on rank 0; those of workers are divided among them."""
+    settings: Mapping[str, Any]
+    """With versions and the machine."""
+
+
+def read(path: Path) -> Side:
+    """Return what a file, or the summary.json of a folder, has. Raises UserError where it is of another kind."""
+    if path.is_dir():
+        path /= "summary.json"
+    try:
+        return _side(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path}: name the folder or the summary.json of a run, or a file of saturate why --json, of this version"
+        ) from None
+
+
+def _side(found: Mapping[str, Any]) -> Side:
+    sections = {"rate": found["rate"]} | {
+        f"{name} ceiling": ceiling for name, ceiling in found["ceiling"].items()
+    }
+    workers = max(found.get("workers") or 0, 1)
+    loader = {
+        name: stage["ms"] / (workers if name in OF_WORKERS else 1)
+        for name, stage in found["stages"].items()
+        if name not in WAITS
+    }
+    samples = found["batch_size"] * found.get("accumulate", 1)
+    step = {
+        name: ms / samples
+        for name, ms in found["split_ms"].items()
+        if name not in NOT_OF_A_STEP
+    }
+    # what was asked for is what it has become
+    settings = {
+        name: found.get(name, value) for name, value in found["settings"].items()
+    }
+    return Side(
+        {
+            title: one["spread"]["each"]
+            for title, one in sections.items()
+            # the first steps are in the rate of a short run
+            if one and one["spread"] and not one.get("short")
+        },
+        loader | step,
+        {"world_size": found["world_size"]}
+        | settings
+        | found["hardware"]
+        | found["versions"],
+    )
+
+
+def losses(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Return which share of A's rate B lacks, and the smallest such loss that these windows can show.
+
+    A rate is the median of its windows. A loss is shown when two tests show it:
+
+    - The median of each lies beyond all blocks of the other. A block is a window, or the mean of neighbours where
+      there are more than BLOCKS.
+    - The means of the logarithms of the blocks differ by Welch's t test, one-sided, at 0.5 %. Its quantile is Peizer
+      and Pratt's (1968): 7 % too large for 2 degrees of freedom, 1 % for 4, 0.1 % for 10.
+
+    It assumes that windows are independent and about normal, and that nothing but what is compared changes from run to
+    run. Of pairs without a loss fewer than 1 in 100 are then told to have one: 0.2 to 0.4 % of those with as many
+    windows each, 3 to 40, and 0.7 % with 4 beside 30. Where neighbours correlate by 0.6 it is 7 % with 6 windows, and
+    1 % with 40.
+    """
+    loss = log(median(a) / median(b))
+    blocks = _blocks(a), _blocks(b)
+    # windows that are all alike would divide by zero
+    errors = [variance(one) / len(one) + 1e-18 for one in blocks]
+    error = sum(errors)
+    degrees = error**2 / sum(
+        part**2 / (len(one) - 1) for part, one in zip(errors, blocks, strict=True)
+    )
+    scaled = Z / (degrees - 2 / 3 + 0.1 / degrees)
+    t = sqrt(degrees * expm1(scaled**2 * (degrees - 5 / 6)))
+    # were all windows of B slower by a factor, both tests would show it from here on
+    smallest = max(
+        loss - (mean(blocks[0]) - mean(blocks[1])) + t * sqrt(error),
+        log(median(a)) - min(blocks[0]),
+        max(blocks[1]) - log(median(b)),
+    )
+    return -expm1(-loss), -expm1(-smallest)
+
+
+def _blocks(rates: Sequence[float]) -> list[float]:
+    count = min(len(rates), BLOCKS)
+    edges = [len(rates) * i // count for i in range(count + 1)]
+    return [mean(map(log, rates[edges[i] : edges[i + 1]])) for i in range(count)]
+
+
+def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
+    """Return the exit code, and what is said below the table. `most` is the loss that is let pass, 0 = not asked."""
+    rates = [side.windows.get("rate", ()) for side in (a, b)]
+    if min(map(len, rates)) < LEAST:
+        return CANNOT_TELL, [f"cannot tell: train for {LEAST} windows or more"]
+    loss, smallest = losses(*rates)
+    lines = [f"the smallest loss that this pair can show: {smallest:.1%}"]
+    if abs(loss) > smallest:
+        more = {name: now - before for name, before, now in _pairs(a.stages, b.stages)}
+        # where the rate has grown, the one that takes less
+        name = max(more, key=lambda name: more[name] * loss, default="not known")
+        lines.insert(0, f"stage that changed: {name}")
+    if loss > max(smallest, most):
+        return LOSS, [*lines, f"a loss of {loss:.1%}, beyond both spreads"]
+    if most and smallest + min(loss, 0) > most:
+        words = f"a loss of {most:.1%} may not show, more or longer windows are needed"
+        return CANNOT_TELL, [*lines, f"cannot tell: {words}"]
+    passed = f"a loss of {loss:.1%}, which --most-loss lets pass"
+    return DONE, [*lines, passed if loss > smallest else "no loss"]
+
+
+def _pairs(
+    a: Mapping[str, Any], b: Mapping[str, Any], missing: object = 0.0
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in {**a, **b}:
+        yield name, a.get(name, missing), b.get(name, missing)
+
+
+def rows(a: Side, b: Side) -> Iterator[tuple[str, ...]]:
+    """Yield a title, A, B, and what has changed: of rates, stages, and the settings that differ."""
+    for title, *windows in _pairs(a.windows, b.windows, ()):
+        if all(windows):
+            before, now = map(median, windows)
+            said = [
+                f"{number(median(each))} ({number(min(each))} to {number(max(each))} in {len(each)})"
+                for each in windows
+            ]
+            yield title, *said, f"{now / before - 1:+.1%}"
+    for name, before, now in _pairs(a.stages, b.stages):
+        change = f"{now - before:+.3g} ms a sample"
+        yield name, f"{number(before)} ms", f"{number(now)} ms", change
+    for name, *values in _pairs(a.settings, b.settings, "-"):
+        if values[0] != values[1] and name not in UNLIKE:
+            yield name, *(one_line(str(value), 40) for value in values), ""
+
+
+def compared(options: argparse.Namespace) -> int:
+    """Print how A and B compare; return the exit code."""
+    a, b = read(options.a), read(options.b)
+    code, lines = verdict(a, b, options.most_loss)
+    table = [("", "A", "B", "B to A"), *rows(a, b)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        print("  ".join(map(str.ljust, cells, widths)).rstrip())
+    print("-" * 80, *lines, sep="\n")
+    return code
+
+
+def _share(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (share := float(text.removesuffix("%")) / 100) < 1:
+            return share
+    raise argparse.ArgumentTypeError(f"{text!r} is no share; write one such as 3%")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code."""
+    parser = Parser("compare", __doc__)
+    parser.add_argument("a", type=Path, help="what was before")
+    parser.add_argument("b", type=Path, help="what is now")
+    parser.add_argument(
+        "--most-loss",
+        type=_share,
+        default=0.0,
+        help="of the rate, that is let pass, such as 3%%",
+    )
+    options = parser.parse_args(arguments)
+    return of_program("compare", lambda: compared(options))

@@ -1,0 +1,267 @@
+"""saturate compare: a loss is told where it is, is not where it is not, and the stage that grew is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from math import log, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saturate.run import compare
+
+WORKERS = 8
+BATCH = 32
+LOADER_MS = {"read": 0.8, "decode": 6.0, "transforms": 1.2}
+"""Of a sample, all workers added up."""
+STEP_MS = {"forward": 0.25, "backward": 0.45, "update": 0.05}
+SD = 0.015
+
+
+def windows(
+    rng: np.random.Generator, count: int, rate: float = 1000.0, sd: float = SD
+) -> list[float]:
+    """Rates of independent windows, with the standard deviation of their logarithms."""
+    return [float(each) for each in rate * np.exp(sd * rng.standard_normal(count))]
+
+
+def stages(rng: np.random.Generator, grown: str, share: float) -> dict[str, float]:
+    """Milliseconds a sample of each stage, measured within 1 %; that of `grown` makes the rate lower by a share."""
+    found = {
+        name: ms * (1 + 0.01 * rng.uniform(-1, 1))
+        for name, ms in (LOADER_MS | STEP_MS).items()
+    }
+    if grown:
+        # 1,000 samples a second, of one step or of all workers
+        found[grown] += share / (1 - share) * (WORKERS if grown in LOADER_MS else 1)
+    return found
+
+
+def of_a_run(path: Path, rates: list[float], ms: dict[str, float], **more: Any) -> Path:
+    """Write what summary.json has of a run."""
+    steady = {"spread": {"each": rates}, "short": False}
+    own = {
+        "workers": WORKERS,
+        "batch_size": BATCH,
+        "accumulate": 1,
+        "world_size": 1,
+        "loader": "dali-gpu",
+        "hardware": {"gpu": "H200", "shm_gib": rates[0]},
+        "steps": len(rates),
+        "settings": {"lr": 0.1, "loader": "auto", "steps": 0, "output": str(path)},
+        "versions": {"torch": "2.14.1"},
+        "rate": steady,
+        "ceiling": {"compute": {"spread": {"each": [1200.0]}}, "loader": None},
+        "stages": {
+            name: {"ms": value} for name, value in ms.items() if name in LOADER_MS
+        }
+        # what waits for the rest takes longer, too
+        | {"idle": {"ms": 9e3 / rates[0]}, "full": {"ms": 5e2 / rates[0]}},
+        "split_ms": {
+            name: BATCH * value for name, value in ms.items() if name in STEP_MS
+        }
+        | {"data_wait": 1e4 / rates[0]},
+    }
+    path.mkdir()
+    (path / "summary.json").write_text(json.dumps(own | more))
+    return path
+
+
+def of_why(path: Path, rates: list[float], ms: dict[str, float]) -> Path:
+    """Write what `saturate why --json` has of a program: the same keys, where it knows them."""
+    folder = of_a_run(path.with_name(f"{path.name}-run"), rates, ms)
+    found = json.loads((folder / "summary.json").read_text())
+    for name in ("accumulate", "steps"):
+        del found[name]
+    found["settings"] = {"num_workers": WORKERS, "autocast": True}
+    found["hardware"] = {"gpu": None, "cores": 2}
+    del found["rate"]["short"]
+    path.write_text(json.dumps(found))
+    return path
+
+
+def code_of(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    """Return the exit code of the program, and what it prints."""
+    try:
+        code = compare.main([str(word) for word in words])
+    except SystemExit as end:
+        code = int(str(end.code))
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(3, 4.604), (6, 3.169), (8, 2.977)])
+def test_the_smallest_loss_is_that_of_students_table(
+    count: int, quantile: float
+) -> None:
+    # one-sided 0.5 % of 4, 10 and 14 degrees of freedom, as any table of t has them
+    above = [1] * (count // 2)
+    # as many windows above their median as below it, so that it is their mean, too
+    logs = np.array([-1 for _ in above] + [0] * (count % 2) + above) * 0.01
+    rates = [float(rate) for rate in np.exp(logs)]
+    loss, smallest = compare.losses(rates, rates)
+    wanted = quantile * sqrt(2 * logs.var(ddof=1) / count)
+    assert loss == 0 and wanted < -log(1 - smallest) < 1.02 * wanted
+
+
+def test_the_smallest_loss_is_where_a_slower_pair_is_told() -> None:
+    rng = np.random.default_rng(0)
+    a, b = windows(rng, 12), windows(rng, 9)
+    loss, smallest = compare.losses(a, b)
+    for more, told in ((1.001, True), (0.999, False)):
+        # B slowed down to just beyond, and just within
+        factor = (1 - more * smallest) / (1 - loss)
+        slower, needed = compare.losses(a, [factor * rate for rate in b])
+        assert (slower > needed) is told and needed == pytest.approx(smallest)
+
+
+def test_of_pairs_alike_fewer_than_one_in_a_hundred_show_a_loss() -> None:
+    for counts in ((3, 3), (5, 5), (8, 8), (24, 24), (4, 30)):
+        rng = np.random.default_rng(counts)
+        pairs = [
+            compare.losses(*(windows(rng, count) for count in counts))
+            for _ in range(500)
+        ]
+        false = sum(loss > smallest for loss, smallest in pairs)
+        assert false < 5, counts
+
+
+def test_a_loss_within_the_windows_of_the_other_is_none() -> None:
+    # Welch's test shows it: the means differ by 5.9 standard errors, and 3.5 are enough
+    loss, smallest = compare.losses([100.0] * 7 + [96.5], [97.0] * 8)
+    assert loss == pytest.approx(0.03) and smallest == pytest.approx(0.035)
+
+
+@pytest.mark.parametrize("write", [of_a_run, of_why])
+@pytest.mark.parametrize("seed", range(2))
+def test_forty_pairs_alike_show_no_loss(
+    write: Any, seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(seed)
+    codes = []
+    for pair in range(40):
+        sides = [
+            write(tmp_path / f"{pair}{name}", windows(rng, 8), stages(rng, "", 0.0))
+            for name in "ab"
+        ]
+        codes.append(code_of(capsys, *sides)[0])
+    assert codes == [0] * 40
+
+
+@pytest.mark.parametrize("write", [of_a_run, of_why])
+@pytest.mark.parametrize("stage", ["transforms", "decode", "forward"])
+def test_twenty_slow_downs_are_told_and_named(
+    write: Any, stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for pair in range(20):
+        # many windows, or few that lie within 1.5 %
+        count, width = ((20, SD), (4, 0.004))[pair % 2]
+        sides = [
+            write(
+                tmp_path / f"{pair}{name}",
+                windows(rng, count, rate, width),
+                stages(rng, name, 0.05),
+            )
+            for name, rate in (("", 1000.0), (stage, 950.0))
+        ]
+        code, said = code_of(capsys, *sides, "--most-loss", "3%")
+        assert code == 1 and f"stage that changed: {stage}\n" in said, said
+        # the other way round it is a gain, of the same stage
+        code, said = code_of(capsys, *reversed(sides))
+        assert code == 0 and f"stage that changed: {stage}\n" in said, said
+
+
+@pytest.mark.parametrize(
+    ("slower", "width", "flags", "code", "last"),
+    [
+        (0.02, 0.001, "", 1, "a loss of 2.0%, beyond both spreads"),
+        (0.02, 0.001, "--most-loss 3%", 0, "a loss of 2.0%, which --most-loss lets"),
+        (0.05, 0.001, "--most-loss 3", 1, "a loss of 5.0%, beyond both spreads"),
+        (0.0, 0.03, "", 0, "no loss"),
+        (0.0, 0.03, "--most-loss 3%", 3, "cannot tell: a loss of 3.0% may not show"),
+        (-0.4, 0.03, "--most-loss 3%", 0, "no loss"),
+        (0.4, 0.03, "--most-loss 3%", 1, "a loss of 40.0%, beyond both spreads"),
+    ],
+)
+def test_exit_codes(
+    slower: float,
+    width: float,
+    flags: str,
+    code: int,
+    last: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rates = [1000 * (1 + width * step) for step in (-1, -0.5, 0, 0.5, 1)]
+    a = of_why(tmp_path / "a", rates, STEP_MS)
+    b = of_why(tmp_path / "b", [(1 - slower) * rate for rate in rates], STEP_MS)
+    found, said = code_of(capsys, a, b, *flags.split())
+    assert (found, said.splitlines()[-1][: len(last)]) == (code, last)
+
+
+def test_what_differs_is_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [990.0, 1000.0, 1010.0]
+    a = of_a_run(tmp_path / "a", rates, STEP_MS)
+    more = {"versions": {"torch": "2.15.0"}, "hardware": {"gpu": "a\x1b[2J"}}
+    b = of_a_run(tmp_path / "b", rates, STEP_MS, **more, loader="torchvision", steps=9)
+    code, said = code_of(capsys, a / "summary.json", b)
+    table = [line.split() for line in said.partition("-----")[0].splitlines()]
+    rate = ["1,000", "(990", "to", "1,010", "in", "3)"]
+    assert code == 0 and ["rate", *rate, *rate, "+0.0%"] in table
+    assert ["torch", "2.14.1", "2.15.0"] in table and "\x1b" not in said
+    assert ["loader", "dali-gpu", "torchvision"] in table
+    assert not {"lr", "output", "steps", "shm_gib"} & {line[0] for line in table}
+
+
+def test_a_run_of_few_windows_tells_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = of_a_run(tmp_path / "a", [990.0, 1000.0, 1010.0], STEP_MS)
+    b = of_a_run(tmp_path / "b", [990.0, 1000.0], STEP_MS)
+    code, said = code_of(capsys, a, b)
+    assert code == 3 and said.endswith("cannot tell: train for 3 windows or more\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "said"),
+    [
+        (None, "", "compare: b: No such file or directory"),
+        ("[]", "", "compare: b: name the folder or the summary.json of a run"),
+        ("{", "", "compare: b: name the folder or the summary.json of a run"),
+        ('{"versions": {}}', "", "compare: b: name the folder or the summary.json"),
+        ("{}", "--most-loss 0%", "--most-loss: '0%' is no share; write one such as 3%"),
+        ("{}", "--most-loss few", "'few' is no share"),
+    ],
+)
+def test_a_mistake_is_a_line(
+    content: str | None,
+    flags: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    of_why(Path("a"), [990.0, 1000.0, 1010.0], STEP_MS)
+    if content is not None:
+        Path("b").write_text(content)
+    code, found = code_of(capsys, "a", "b", *flags.split())
+    assert code == 2 and said in found and found.count("\n") == 1
+
+
+def test_it_needs_neither_torch_nor_pydantic(tmp_path: Path) -> None:
+    a = of_why(tmp_path / "a", [990.0, 1000.0, 1010.0], STEP_MS)
+    program = (
+        "import sys; sys.modules.update(torch=None, pydantic=None);"
+        "from saturate.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "compare", str(a), str(a)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.endswith("\nno loss\n")
