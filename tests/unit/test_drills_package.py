@@ -26,6 +26,7 @@ HELP = {
     "pack": "--format",
     "export": "--format",
     "compare": "--most-loss",
+    "why": "--samples",
     "report": "--html",
     "archs": "PATTERN",
     "imagenet": "--from FOLDER",
