@@ -9,6 +9,7 @@ import pytest
 
 from saturate.why import undo
 
+ROOT = Path(__file__).parents[2]
 SAVES = {
     "in its place": "write('last.pt')",
     "through a name beside": "write('a.tmp'); os.replace('a.tmp', 'last.pt')",
@@ -79,9 +80,9 @@ def saved(plant: str, here: Path, other: Path, journals: Path) -> int:
         f"undo.Journal(Path({str(journals)!r}, f'files-{{os.getpid()}}'))\n"
         f"{plant}\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=here, check=False
-    ).returncode
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=here, env=environment, check=False).returncode
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
