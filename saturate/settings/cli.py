@@ -200,18 +200,11 @@ def _add(
     tables: Mapping[str, Iterable[str]],
 ) -> None:
     """Add a setting to a section of the parser."""
-    text = info.description or ""
-    for table, names in tables.items():
-        text = text.replace(f"{{{table}}}", ", ".join(names))
-    default = info.get_default(call_default_factory=True)
-    if default not in (None, (), ""):
-        several = isinstance(default, tuple)
-        text += f" [{' '.join(map(str, default)) if several else default}]"
+    text, default, values = described(info, tables)
+    if default:
+        text += f" [{default}]"
     kinds = _kinds(info.annotation)
-    shape: dict[str, Any] = {
-        "help": text.replace("%", "%%"),
-        "metavar": "|".join(map(_metavar, kinds)),
-    }
+    shape: dict[str, Any] = {"help": text.replace("%", "%%"), "metavar": values}
     if bool in kinds:
         shape |= {"nargs": "?", "const": "true"}
     if members := _members(info):
@@ -221,6 +214,19 @@ def _add(
         shape["nargs"] = "*"
     by_place = POSITIONAL in info.metadata
     section.add_argument(name if by_place else f"--{name.replace('_', '-')}", **shape)
+
+
+def described(
+    info: FieldInfo, tables: Mapping[str, Iterable[str]]
+) -> tuple[str, str, str]:
+    """Return what is told of a setting: its text, its default, "" for none, and the values that it takes."""
+    text = info.description or ""
+    for table, names in tables.items():
+        text = text.replace(f"{{{table}}}", ", ".join(names))
+    default = info.get_default(call_default_factory=True)
+    several = default if isinstance(default, tuple) else (default,)
+    said = "" if default in (None, (), "") else " ".join(map(str, several))
+    return text, said, "|".join(map(_metavar, _kinds(info.annotation)))
 
 
 def _members(info: FieldInfo) -> int:

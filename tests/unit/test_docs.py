@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +12,13 @@ from statistics import median
 import pytest
 
 from benchmarks import chart
+from scripts import make_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
-    if page.name != "map.md"  # written by scripts/make_map.py
+    if page.name not in ("map.md", "settings.md")  # written by programs of scripts/
 }
 FOLD = re.compile(r"<details.*?</details>", re.DOTALL)
 """How figures were measured."""
@@ -81,20 +82,36 @@ def test_a_planted_page_is_seen(planted: str, fault: str) -> None:
     assert [fault in line for line in found] == [True] * bool(fault)
 
 
-def site(folder: Path, into: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site of `folder`/mkdocs.yml, where a warning is an error."""
-    pytest.importorskip("material", reason="needs pip install mkdocs-material")
-    command = f"{sys.executable} -m mkdocs build --strict --site-dir {into}"
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(
-        command.split(), cwd=folder, env=quiet, capture_output=True, text=True
-    )
+def test_the_page_of_settings_has_every_flag_that_help_has() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page == make_settings.page(), "python -m scripts.make_settings"
+    command = [sys.executable, str(ROOT / "train.py"), "--help-all"]
+    helped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    flags = re.findall(r"^ {2,4}(--[a-z][\w-]*)", helped, re.MULTILINE)
+    assert len(flags) > 100
+    assert re.findall(r"^### (.*)", page, re.MULTILINE) == flags
+    # a name of PyTorch's, by which people search
+    assert "num_workers" in page.partition("### --workers\n")[2].partition("###")[0]
+
+
+def site(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site of `folder`/mkdocs.yml into `folder`/site, where a warning is an error."""
+    pytest.importorskip("zensical", reason="needs pip install zensical")
+    command = f"{sys.executable} -m zensical build --strict"
+    return subprocess.run(command.split(), cwd=folder, capture_output=True, text=True)
 
 
 @pytest.mark.slow
 def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
-    built = site(ROOT, tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    built = site(tmp_path)
     assert built.returncode == 0, built.stderr
+    pages = {str(page.parent.name) for page in tmp_path.rglob("index.html")}
+    assert {Path(name).stem for name in PAGES if "/" in name} - pages <= {
+        "index",
+        "README",
+    }
     fetched = re.compile(r'<(?:script|img|link)[^>]*(?:src|href)="?https?://[^>]*>')
     for page in tmp_path.rglob("*.html"):
         assert not fetched.findall(page.read_text(encoding="utf-8")), page
@@ -106,8 +123,8 @@ def test_a_planted_link_ends_the_build(text: str, tmp_path: Path) -> None:
     (tmp_path / "mkdocs.yml").write_text(settings)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text(f"# Start\n\n{text}\n")
-    built = site(tmp_path, tmp_path / "site")
-    assert built.returncode != 0 and "gone" in built.stderr
+    built = site(tmp_path)
+    assert built.returncode != 0 and "does not exist" in built.stderr
 
 
 def svg_texts(path: Path) -> list[str]:

@@ -1,0 +1,103 @@
+"""`python -m scripts.make_settings`: writes docs/settings.md, every flag of train.py, from `settings/`.
+
+A test fails where the page is not what this program writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from saturate.settings.cli import described
+from saturate.settings.config import FACTS_OF, GROUPS
+from saturate.settings.help import OURS
+from saturate.tasks import tables
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "settings.md"
+USES = 3
+"""Pages and presets that are named where a flag is used."""
+HEAD = """# Settings
+
+Every flag of `train.py`, written by `python -m scripts.make_settings`. A preset (`--config FILE`) has the same names
+with underscores. `python train.py --help` shows those that most runs need, and `--help-all` all of them.
+"""
+
+
+def page() -> str:
+    """Return the text of docs/settings.md."""
+    used, elsewhere = _uses(), _elsewhere()
+    lines = [HEAD]
+    for group, cls in GROUPS.items():
+        about = " ".join((cls.__doc__ or "").split())
+        lines.append(f"## {group.capitalize()}\n\n{_marked(about)}\n")
+        for name, info in cls.model_fields.items():
+            text, default, values = described(info, tables())
+            flag = name.replace("_", "-")
+            shown = values.replace("|", " or ").replace("TEXT", "text")
+            facts = [f"values: {_marked(shown)}"]
+            if default:
+                facts.append(f"default: `{default}`")
+            facts += [f"{title}: {said}" for title, said in _scope(name)]
+            if others := elsewhere[flag]:
+                facts.append(f"elsewhere: {', '.join(f'`{one}`' for one in others)}")
+            if places := used[flag][:USES]:
+                facts.append(f"used in {', '.join(places)}")
+            lines.append(f"### --{flag}\n\n{_marked(text)}\n")
+            lines.append("".join(f"- {fact}\n" for fact in facts))
+    return "\n".join(lines)
+
+
+def _scope(name: str) -> Iterator[tuple[str, str]]:
+    """Yield which tasks read a setting, and beside which other one."""
+    facts = FACTS_OF[name]
+    if facts.tasks:
+        yield "read by", ", ".join(f"`--task {task}`" for task in facts.tasks)
+    if facts.needs:
+        other, *values = facts.needs
+        flag = other.replace("_", "-")
+        chosen = ", ".join(f"`{value}`" for value in values)
+        yield "beside", f"`--{flag}`" + (f" {chosen}" if chosen else "")
+
+
+def _elsewhere() -> dict[str, list[str]]:
+    """Return the names that other programs have for a flag of ours, by its name."""
+    found = defaultdict(list)
+    for name, ours in OURS.items():
+        if name.replace("_", "-") != (flag := ours.split()[0].lstrip("-").rstrip(",")):
+            found[flag].append(name.replace("-", "_") if "-" in name else name)
+    return found
+
+
+def _uses() -> dict[str, list[str]]:
+    """Return links to the pages, and names of the presets, that use a flag, by its name."""
+    found = defaultdict(list)
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    for path in [
+        path
+        for path in pages
+        if path not in (PAGE, ROOT / "docs/map.md", ROOT / "docs/changes.md")
+    ]:
+        text = path.read_text(encoding="utf-8")
+        for flag in dict.fromkeys(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", text)):
+            found[flag].append(f"[{path.stem}]({path.name})")
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        for name in re.findall(
+            r"^(\w+):", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            found[name.replace("_", "-")].append(f"`{path.relative_to(ROOT)}`")
+    return found
+
+
+def _marked(text: str) -> str:
+    """Return text whose flags, files and patterns are code, so that Markdown leaves them as they are."""
+    words = " ".join(text.split())
+    return re.sub(
+        r"(?<![\w`])(--[a-z][\w-]*|[\w./]*[<>*_|\[\]{}][^\s,;:)]*)", r"`\1`", words
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
