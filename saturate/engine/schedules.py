@@ -118,6 +118,13 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     return peak
 
 
+def run_steps(optimisation: Optimisation, epoch_steps: int) -> float:
+    """Return how many steps a run of epochs with so many takes, if nothing ends it before; inf where --seconds does."""
+    if optimisation.seconds is not None:
+        return math.inf
+    return min(optimisation.epochs * epoch_steps, optimisation.steps or math.inf)
+
+
 def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:
     """Return a line where the run, of epochs with so many steps, ends before its warm-up does; else None."""
     steps = optimisation.steps
