@@ -13,7 +13,14 @@ from typing import Any, Literal, Protocol, Unpack
 
 import numpy as np
 
-from saturate.contracts import MAX_PIXELS, Columns, LabelColumns, Split, UserError
+from saturate.contracts import (
+    MAX_PIXELS,
+    Array,
+    Columns,
+    LabelColumns,
+    Split,
+    UserError,
+)
 from saturate.dataset import copies, val_split
 from saturate.dataset.coco import layouts
 from saturate.dataset.coco.columns import Instances
@@ -589,9 +596,10 @@ def fewest(columns: Columns) -> dict[str, Any]:
     no class. A class without any has a warning of its own.
     """
     names: Sequence[str] = columns.classes
+    labels: Array | None = getattr(columns, "label", None)
     if isinstance(columns, Instances):
         labels, names = columns.category[columns.usable], columns.class_names
-    elif (labels := getattr(columns, "label", None)) is None:
+    if labels is None:
         return {}
     counts = np.bincount(labels, minlength=len(names))
     if (several := getattr(columns, "several", None)) is not None:

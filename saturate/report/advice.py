@@ -128,7 +128,7 @@ def advice(summary: Summary) -> str:
     It is about what `binds`, where that is known.
     """
     binds = summary.get("binds") or {}
-    side, stage = binds.get("side"), binds.get("stage")
+    side, stage = binds.get("side"), binds.get("stage", "")
     if side == "pause":
         return PAUSES[stage].format(binds["share"])
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):

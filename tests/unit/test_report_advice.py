@@ -101,20 +101,29 @@ CASES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-FEW = {"epoch_steps": 4, "data_wait": {"share": 0.3}}
-WAITS = {"data_wait": {"share": 0.2}, "stages": {"workers": {"share": 0.9}}}
+FEW: dict[str, Any] = {"epoch_steps": 4, "data_wait": {"share": 0.3}}
+WAITS: dict[str, Any] = {
+    "data_wait": {"share": 0.2},
+    "stages": {"workers": {"share": 0.9}},
+}
 WAITS["stages"] |= {"read": {"share": 0.1}, "decode": {"share": 0.8}}
-FED = {"data_wait": {"share": 0.01}, "split_ms": {"forward": 2.0, "backward": 4.0}}
+FED: dict[str, Any] = {
+    "data_wait": {"share": 0.01},
+    "split_ms": {"forward": 2.0, "backward": 4.0},
+}
 LONG: dict[str, Any] = {"rate": {"steady": 100.0, "active_s": 40.0}}
 VALIDATES = LONG | {"pauses": {"validation": 60.0}, "workers": 8}
 SAVES = LONG | {"pauses": {"checkpoint": 90.0, "ceilings": 400.0, "validation": 9.0}}
 MORE_WORKERS = GRAPHS | {"what": "--workers 16", "settings": {"workers": 16}}
-SHARES = {"compute": {"rate": 104.0, "step_ms": 10.0, "all_reduce_ms": 4.0}}
+SHARES: dict[str, Any] = {
+    "compute": {"rate": 104.0, "step_ms": 10.0, "all_reduce_ms": 4.0}
+}
 SHARES |= {"loader": {"rate": 120.0}}
-LAUNCHES: dict[str, Any] = {"compute": {"step_ms": 10.0, "kernel_ms": 5.0}}
-LAUNCHES = {"compute": SHARES["compute"] | LAUNCHES["compute"] | {"all_reduce_ms": 0}}
-LAUNCHES |= {"loader": {"rate": 120.0}}
-SLOW = {"slowest_rank": {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}}
+LAUNCHES: dict[str, Any] = {"loader": {"rate": 120.0}}
+LAUNCHES |= {"compute": {"rate": 104.0, "step_ms": 10.0, "kernel_ms": 5.0}}
+SLOW: dict[str, Any] = {
+    "slowest_rank": {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}
+}
 VOICES: list[tuple[dict[str, Any], str, str]] = [
     # validation was 60 % of a run, and the advice was fewer --workers
     (summary("contention", **FED, **VALIDATES), "validation", "take 60% of the run: a"),

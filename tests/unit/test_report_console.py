@@ -138,7 +138,12 @@ def test_a_bar_of_a_run_says_when_the_run_ends(
 
     monkeypatch.setattr("saturate.report.words.datetime", Noon)
     stream, clock = Terminal(), Clock()
-    of_run = {"total": 50_000, "first": 4_000, "rate": 100.0, "stretch": 1.5}
+    of_run: dict[str, Any] = {
+        "total": 50_000,
+        "first": 4_000,
+        "rate": 100.0,
+        "stretch": 1.5,
+    }
     with Console(stream=stream, clock=clock).epoch(title="epoch 3/50", **of_run) as bar:
         clock.sleep(1)
         bar.update(samples=6_000, rate=200.0, loss=0.15, wait_ms=0.31)

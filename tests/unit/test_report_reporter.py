@@ -121,8 +121,7 @@ def test_what_validations_say_of_the_learning_is_in_the_summary(
     """Those before a resume, too."""
     fewest = {"class": "cat", "samples": 7}
     for part, losses in enumerate(([1.0, 0.5], [0.7, 0.8])):
-        resumed = {"resumed_at": 2} if part else {}
-        told = Told(tmp_path, learning={"fewest": fewest}, **resumed)
+        told = Told(tmp_path, 2 if part else None, learning={"fewest": fewest})
         for at, loss in enumerate(losses, start=2 * part):
             answer = {"extras": {"learning": {"one_answer": f"{at}"}}}
             told.reporter.validated(
