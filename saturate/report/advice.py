@@ -34,8 +34,8 @@ OF_A_STEP = {
     "launch": "The GPU waits for launches: a larger --batch-size, or --graphs true where batches have one shape.",
 }
 """Stage of a step that binds, and computes nothing -> what is said of it."""
-SIDES = {"graphs": "step", "compile": "step", "batch_size": "step"}
-"""Setting of a prediction -> the side that it makes faster; of all others that is the loader."""
+SETTINGS_OF_A_STEP = {"graphs", "compile", "batch_size"}
+"""Settings of predictions that make the step faster; all others make the loader faster."""
 Summary = Mapping[str, Any]
 
 
@@ -158,10 +158,9 @@ def advice(summary: Summary) -> str:
         )
     remedies = [cause.remedy for cause in FILES]
     for one in summary.get("what_if") or []:
-        sides = {SIDES.get(name, "loader") for name in one["settings"]}
-        if one["what"] in remedies:
-            sides = {"loader"}
-        if one["gain"] > WORTH and sides and (side is None or side in sides):
+        can_be_made = one["settings"] or one["what"] in remedies
+        faster = "step" if SETTINGS_OF_A_STEP & one["settings"].keys() else "loader"
+        if can_be_made and one["gain"] > WORTH and side in (None, faster):
             return f"{_predicted(one, summary)}."
     if stage in OF_A_STEP:
         return OF_A_STEP[stage]

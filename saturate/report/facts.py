@@ -293,11 +293,10 @@ def _joules(joules: float, values: Summary) -> str:
 
 def _duration(seconds: float, values: Summary) -> str:
     """Say how long the run took, what that went to and what it has cost."""
-    start = sum(values["start_s"].values())
-    parts = {"training": look_up(values, "rate.active_s"), "start": start}
-    parts |= values["pauses"]
-    longest = sorted(parts, key=lambda name: -(parts[name] or 0.0))[:3]
-    told = ", ".join(f"{name} {duration(parts[name] or 0.0)}" for name in longest)
+    parts = {"start": sum(values["start_s"].values()), **values["pauses"]}
+    parts["training"] = look_up(values, "rate.active_s") or 0.0
+    longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    told = ", ".join(f"{name} {duration(parts[name])}" for name in longest)
     dollars = values.get("dollars")
     cost = "" if dollars is None else f", ${number(dollars)} of GPUs"
     return f"{duration(seconds)} ({told}){cost}"
