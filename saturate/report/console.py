@@ -190,11 +190,12 @@ class Console:
         first: int = 0,
         rate: float | None = None,
         stretch: float = 0.0,
+        stays: bool = True,
     ) -> Iterator[Bar]:
         """Show a bar from `first` (samples done before) to `total` inside.
 
         `rate` is the one so far; `stretch`, of a run alone, the seconds that it takes for each of training. The bar
-        ends with its last figures also when the body raises.
+        ends with its last figures also when the body raises; unless it `stays`, nothing is left of it then.
         """
         live = self._live
         # no refresh thread: a bar is drawn from update(), and takes nothing from training in between
@@ -205,11 +206,12 @@ class Console:
             console=self._terminal,
             auto_refresh=False,
             expand=True,
+            transient=not stays,
         )
         task = progress.add_task("", title=title, words="")
 
         def show(bar: Bar, ended: bool) -> None:
-            if self._quiet:
+            if self._quiet or (ended and not stays):
                 return
             title, words = bar.said(ended=ended)
             if not live:

@@ -187,7 +187,7 @@ class Reporter:
         done = 0
         began = time.perf_counter()
         with self._console.epoch(
-            title="validation", total=samples, item=self._item
+            title="validation", total=samples, item=self._item, stays=False
         ) as bar:
 
             def add(count: int) -> None:

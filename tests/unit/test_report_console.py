@@ -320,6 +320,24 @@ def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
     assert rows(alone, KIND) == [("top-1", told)]
 
 
+def test_of_a_validation_no_bar_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says its figures and its time."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("NO_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for stream in (Terminal(), io.StringIO()):
+        clock = Clock()
+        console = Console(stream=stream, clock=clock)
+        with console.epoch(title="validation", total=9, stays=False) as bar:
+            clock.sleep(11)
+            bar.update(samples=4)
+        said = stream.getvalue()
+        assert " 44%" in said and " in 11 s" not in said
+        # the line is erased, and the next one is written over it
+        assert not stream.isatty() or said.endswith("\x1b[1A\x1b[2K")
+
+
 def test_a_run_has_a_duration_and_what_it_cost() -> None:
     took: dict[str, Any] = {
         "duration_s": 3000.0,
