@@ -14,7 +14,7 @@ COMMANDS = {
     "predict": "says what a trained network says of files",
     "doctor": "says what is installed and works here, and what to change first",
     "tune": "finds the fastest settings that keep the recipe",
-    "pack": "puts the images of any source into an LMDB, tar shards, Arrow files or folders",
+    "pack": "puts images of any source into an LMDB, tar shards, Arrow or folders",
     "export": "writes a trained network as one file, for other programs",
     "compare": "says whether one run is slower than another, and which stage is",
     "report": "writes report.html of a finished run",

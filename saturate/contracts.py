@@ -768,9 +768,11 @@ class Reporter(Protocol):
         """Say a line that asks for attention."""
 
     def epoch(
-        self, epoch: int, epochs: int, samples: int, consumed: int
+        self, epoch: int, epochs: int, samples: int, consumed: int, whole: int
     ) -> AbstractContextManager[None]:
-        """Show a bar inside, from `consumed` to `samples`."""
+        """Show a bar inside: an epoch of so many `samples`, of which some are `consumed`, of a run that takes `whole`;
+        0 where nobody knows.
+        """
 
     def validation(self, samples: int) -> AbstractContextManager[Callable[[int], None]]:
         """Show a bar inside; its callback gets the samples of this rank that are done."""
@@ -810,8 +812,11 @@ class Reporter(Protocol):
         epoch: int | None,
         reader: str = "",
         counts: Counts | None = None,
+        best: str = "",
     ) -> None:
-        """Tell the figures of a validation, and of the weights' average with --ema."""
+        """Tell the figures of a validation, and of the weights' average with --ema; then `best` says which of the two
+        best.pt is from now on, where it is one of them.
+        """
 
     def failed(self, split: str, names: Sequence[str]) -> None:
         """Tell which samples could not be decoded."""

@@ -13,9 +13,17 @@ from typing import Any, Literal, Protocol, Unpack
 
 import numpy as np
 
-from saturate.contracts import MAX_PIXELS, LabelColumns, Split, UserError
+from saturate.contracts import (
+    MAX_PIXELS,
+    Array,
+    Columns,
+    LabelColumns,
+    Split,
+    UserError,
+)
 from saturate.dataset import copies, val_split
 from saturate.dataset.coco import layouts
+from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.images.columns import Images, as_shown, told_of_exif
 from saturate.dataset.model_classes import ModelClasses
@@ -31,7 +39,7 @@ from saturate.system.resources import memory_bytes
 
 Content = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
-SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
+SPLITS = ("train", "val")
 _COCO = "a folder in COCO's layout: train2017/, val2017/ and annotations/"
 _HOLDS: dict[Content, str] = {
     "videos": "a folder with train/<class>/* and val/<class>/*, or the lists train.csv and val.csv",
@@ -137,6 +145,7 @@ def open_splits(
     read_delay_s: float = 0.0,
     read_threads: int | None = None,
     evaluate: bool = False,
+    split: str = "val",
     validates: bool = True,
     model: ModelClasses | None = None,
     trained: val_split.Trained | None = None,
@@ -144,10 +153,10 @@ def open_splits(
 ) -> dict[str, Split[Any]]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
-    Validation has training's classes. To `evaluate`, val is enough and stands for both; where a training never
-    `validates`, train is. With a `model`, which was trained on classes of these names, val alone is opened, and
-    has the model's classes; that may be a folder with a folder a class, without val/. `trained` says what a
-    checkpoint was trained on, whose --val-share stays. Raises UserError.
+    Validation is the `split` of that name, and has training's classes. To `evaluate`, it is enough and stands for
+    both; where a training never `validates`, train is. With a `model`, which was trained on classes of these names,
+    val alone is opened, and has the model's classes; that may be a folder with a folder a class, without val/.
+    `trained` says what a checkpoint was trained on, whose --val-share stays. Raises UserError.
     """
     if settings.data is None:
         if loader != "synthetic":
@@ -163,42 +172,47 @@ def open_splits(
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
-    if beside := _beside(settings, root, content):
+    if beside := _beside(settings, root, content, split):
         console.info(f"--data: beside what is read, left out: {', '.join(beside)}")
     if settings.val_share is not None:
+        if split == "test":
+            raise UserError(
+                "--split test: --val-share makes train and val of one folder; name the --data that has test/"
+            )
         splits = _shared(settings, root, content, console, how, trained)
-    elif model is not None and _is_val(settings, root, content, model):
+    elif split == "val" and model and _is_val(settings, root, content, model):
         splits = {"val": _whole(root, settings, console, how)}
         _tell_of_whole(splits["val"], settings, content, console)
     else:
         splits = {}
         classes: tuple[str, ...] | None = None
-        needed = ("val",) if evaluate else SPLITS if validates else ("train",)
-        openers, absent = _openers(settings, root, content, needed)
+        needed = (split,) if evaluate else SPLITS if validates else ("train",)
+        openers, absent = _openers(settings, root, content, needed, split)
         if model is not None:
-            openers = {"val": openers["val"]}
+            openers = {split: openers[split]}
         elif absent and evaluate:
-            console.warn(f"train: not read, the classes are those of val; {absent}")
+            said = f"train: not read, the classes are those of {split}"
+            console.warn(f"{said}; {absent}")
         elif absent:
             console.info(f"val: not read, and nothing is validated; {absent}")
         for name, open_it in openers.items():
             with console.counting(name) as progress:
-                split = open_it(classes=classes, progress=progress, **how)
-            _set_reads(name, split, settings, read_threads, content, console)
-            _tell(name, split, settings, content, console, classes)
-            classes = split.columns.classes
-            splits[name] = split
+                found = open_it(classes=classes, progress=progress, **how)
+            _set_reads(name, found, settings, read_threads, content, console)
+            _tell(name, found, settings, content, console, classes)
+            classes = found.columns.classes
+            splits[name] = found
         tell_of_copies(splits, console)
     if settings.exif == "shown":
         splits = {
-            name: replace(split, columns=as_shown(split.columns))
-            for name, split in splits.items()
+            name: replace(one, columns=as_shown(one.columns))
+            for name, one in splits.items()
         }
     if model is not None:
-        splits = {"val": _under(model, splits["val"], console)}
-    splits = {name: replace(split, beside=beside) for name, split in splits.items()}
+        splits = {split: _under(model, splits[split], console)}
+    splits = {name: replace(one, beside=beside) for name, one in splits.items()}
     (only, *_) = splits.values()
-    return {name: splits.get(name, only) for name in SPLITS}
+    return {"train": splits.get("train", only), "val": splits.get(split, only)}
 
 
 def _root(settings: DataSettings) -> Path:
@@ -277,14 +291,16 @@ def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
         console.warn(line)
 
 
-def _beside(settings: DataSettings, root: Path, content: Content) -> list[str]:
+def _beside(
+    settings: DataSettings, root: Path, content: Content, val: str
+) -> list[str]:
     """Return what lies at the top of the data and is not read; nothing where a list may name what lies anywhere."""
     if settings.val_share is not None:
         unwanted = names.unwanted(root, settings.classes, at_top=True)
         return names.beside(root, {*names.folders(root)} - unwanted.keys())
     read: set[str] = set()
     sources: set[str] = set()
-    for split in SPLITS:
+    for split in ("train", val):
         # the other one may do
         with suppress(UserError):
             if content in ("instances", "keypoints"):
@@ -394,15 +410,19 @@ def require_splits(
 
 
 def _openers(
-    settings: DataSettings, root: Path, content: Content, needed: Collection[str]
+    settings: DataSettings,
+    root: Path,
+    content: Content,
+    needed: Collection[str],
+    val: str = "val",
 ) -> tuple[dict[str, Open], str]:
-    """Return what opens each split, and why there is none for one; no split is scanned yet.
+    """Return what opens train and `val`, and why there is none for one; no split is scanned yet.
 
     A split that is not `needed` may be missing. Raises UserError.
     """
     openers: dict[str, Open] = {}
     absent = ""
-    for split in SPLITS:
+    for split in ("train", val):
         try:
             openers[split] = _opener(settings, root, split, content)
         except UserError as mistake:
@@ -412,9 +432,7 @@ def _openers(
     return openers, absent
 
 
-def _opener(
-    settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content
-) -> Open:
+def _opener(settings: DataSettings, root: Path, split: str, content: Content) -> Open:
     if content != "images" and (
         settings.trust_list or settings.lmdb_label or settings.label_key
     ):
@@ -459,7 +477,7 @@ def _opener(
     module = source_named(name)
     if lacking := module.missing(root, split):
         hint = ""
-        if name == "folder" and not settings.multi_label:
+        if name == "folder" and split != "test" and not settings.multi_label:
             hint = val_split.hint(root)
         if not hint or hint.endswith(" "):
             hint += f"it must be {must_be}"
@@ -499,7 +517,7 @@ def _options(
 
 def _open_annotated(
     root: Path,
-    split: Literal["train", "val"],
+    split: str,
     *,
     keypoints: bool,
     exif: str,
@@ -571,6 +589,26 @@ def tell_of_classes(
             f"{name}: no {noun} for {len(empty)} of {len(columns.classes)} classes, "
             f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
         )
+
+
+def fewest(columns: Columns) -> dict[str, Any]:
+    """Return the `class` with the fewest samples to train on, or boxes, and how many `samples`; {} where samples have
+    no class. A class without any has a warning of its own.
+    """
+    names: Sequence[str] = columns.classes
+    labels: Array | None = getattr(columns, "label", None)
+    if isinstance(columns, Instances):
+        labels, names = columns.category[columns.usable], columns.class_names
+    if labels is None:
+        return {}
+    counts = np.bincount(labels, minlength=len(names))
+    if (several := getattr(columns, "several", None)) is not None:
+        counts = np.bincount(labels, minlength=len(several)) @ several
+    there = np.flatnonzero(counts)
+    if not len(there):
+        return {}
+    least = there[counts[there].argmin()]
+    return {"class": names[least], "samples": int(counts[least])}
 
 
 def warn_of_sorted(columns: LabelColumns, console: Console) -> None:

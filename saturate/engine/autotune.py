@@ -39,11 +39,15 @@ WARM_UP_S = 1.0
 """Seconds of steps before them, at least."""
 LONGEST_WARM_UP_S = 4.0
 """Seconds after which batches that were ready beforehand may count: steps as slow as that hardly wait."""
+EACH_S = 6.0
+"""Seconds that a loader takes in all, opened and closed too, mostly."""
 ALIKE = 0.04
 """Loaders whose rates are within this share of the best count as equally fast, and the first in the order of
 preference is taken: a loader that runs near its limit keeps up for seconds and falls behind later."""
 ALL_S = 40.0
 """Seconds for all loaders: none begins that would not be done by then, if it took as long as the slowest."""
+SHORT = "short"
+"""How a loader is chosen where the whole training is shorter than measuring all of them."""
 LR = 1e-8
 """Learning rate of these steps: so low that batches that come again and again hardly move the weights."""
 
@@ -56,7 +60,7 @@ class Choice:
     """The loader of a run, and how it was found."""
 
     loader: str
-    how: str = "given"  # or the only one, measured, kept, checkpoint
+    how: str = "given"  # or the only one, measured, kept, checkpoint, short
     measured: Measured = field(default_factory=dict)
     seconds: float = 0.0  # that measuring took in this run
 
@@ -76,7 +80,7 @@ class Choice:
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it; `loader_auto` is None where nothing was to be found out."""
         auto = None
-        if self.measured or self.how == "checkpoint":
+        if self.measured or self.how in ("checkpoint", SHORT):
             seconds = round(self.seconds, 1)
             auto = {"how": self.how, "seconds": seconds, "measured": self.measured}
         return {"loader": self.loader, "loader_auto": auto}
@@ -150,6 +154,7 @@ def choose(
     step: Step,
     samples: int,
     epoch: int,
+    run_steps: float,
     answers: Answers,
     before: object = None,
     say: Callable[[str], None],
@@ -157,8 +162,9 @@ def choose(
     """Return the fastest of the loaders `names`, which this rank can run. Every rank calls it.
 
     Where several are about as fast, it is the first of them in the order of `names`. `samples`: those of
-    a step, of all ranks. `epoch`: the one whose batches are measured. `before`: the loader of the checkpoint
-    that is resumed, which stays. Nothing is measured where one is left, or where an answer is kept. Whatever
+    a step, of all ranks. `epoch`: the one whose batches are measured. `run_steps`: those that the run takes; where
+    they take less time than measuring all loaders, it is the first one that runs. `before`: the loader of the
+    checkpoint that is resumed, which stays. Nothing is measured where one is left, or where an answer is kept. Whatever
     the steps change is put back bit for bit. Raises UserError where none of them runs.
     """
     world = step.world
@@ -185,7 +191,13 @@ def choose(
             if at + slowest_s > ALL_S:
                 measured[name] = {"why": f"was not measured: {ALL_S:g} s were over"}
                 continue
-            measured[name] = _measured(partial(open_loader, name), step, samples, epoch)
+            steps = math.inf if measured else run_steps / len(names)
+            measured[name] = _measured(
+                partial(open_loader, name), step, samples, epoch, steps
+            )
+            if SHORT in measured[name]:
+                took = time.perf_counter() - began
+                return Choice(loader=name, how=SHORT, seconds=took)
             slowest_s = max(slowest_s, _agreed(time.perf_counter() - began, world) - at)
     rates = {name: its["rate"] for name, its in measured.items() if "rate" in its}
     if not rates:
@@ -209,7 +221,11 @@ def _agreed(seconds: float, world: ProcessWorld) -> float:
 
 
 def _measured(
-    open_loader: Callable[[], Loader], step: Step, samples: int, epoch: int
+    open_loader: Callable[[], Loader],
+    step: Step,
+    samples: int,
+    epoch: int,
+    run_steps: float,
 ) -> dict[str, Any]:
     """Return a loader's rates as _rates does; or `why` it cannot run here."""
     world = step.world
@@ -230,13 +246,16 @@ def _measured(
         if why := next(filter(None, world.gather(why)), ""):
             return {"why": why}
         ready = loader.in_flight
-        return _rates(step, itertools.chain(first, batches), ready, samples)
+        chained = itertools.chain(first, batches)
+        return _rates(step, chained, ready, samples, run_steps)
 
 
 def _rates(
-    step: Step, batches: Iterator[Batch], ready: int, samples: int
+    step: Step, batches: Iterator[Batch], ready: int, samples: int, run_steps: float
 ) -> dict[str, Any]:
-    """Measure steps on these batches, of which up to `ready` may be there before anyone asks."""
+    """Measure steps on these batches, of which up to `ready` may be there before anyone asks; or say SHORT where
+    `run_steps` take less time than that.
+    """
     world = step.world
 
     def seconds_of(count: int) -> float:
@@ -262,6 +281,8 @@ def _rates(
         # a clock may stand for the first step
         a_second = math.ceil(count / max(last_s, 1e-4))
         count = min(2 * count, a_second)
+    if run_steps < a_second * EACH_S:
+        return {SHORT: True}
     count = max(round(a_second * SECONDS / WINDOWS), 1)
     windows: list[float] = []
     while sum(windows) < SECONDS:

@@ -4,6 +4,7 @@ by name.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,9 @@ from saturate.system import exit_codes
 
 CLOSING_S = 4.0
 """Seconds that closing may take in a run that was asked to stop: a thread may hang in a read."""
+CEILINGS_S = 5.0
+CEILINGS_STEPS = 20
+"""Seconds and steps that measuring the two ceilings takes, at least (report/ceilings.py)."""
 ClosedWindow = tuple[RateWindow, int, int]
 """(window of the rate, step that the window ends with, bytes that this rank has read in the window). The loop
 reports a window one step after the window was closed."""
@@ -89,6 +93,9 @@ class Training:
         self._next_epochs_batches: Iterator[Batch] | None = None
         # the batch and the epoch that ceilings were measured with, once they were measured
         self._ceiling_inputs: tuple[Batch, int] | None = None
+        # whether they are measured at all; None before the first epoch is over
+        self._wants_ceilings: bool | None = None
+        self._whole = 0  # samples of the run; 0: not known
         # where this epoch, or the part of it that is trained, began
         self._epoch_start = self.progress
         self._failed_in_epoch: set[int] = set()
@@ -159,9 +166,7 @@ class Training:
             if not self._epoch():
                 self._save_whole(last=True)
                 return False
-            if self._validation_is_due() or (
-                self.run.ceilings and self._ceiling_inputs is None
-            ):
+            if self._validation_is_due() or self._ceilings_are_due:
                 self.save()  # a run that is ended meanwhile resumes into the validation, or behind the epoch
             if not self._first_ceilings():
                 return False
@@ -220,8 +225,18 @@ class Training:
         trained = min(
             progress.consumed + steps * self.plan.global_batch_size, self.plan.samples
         )
+        epoch_steps = self.plan.steps(0)
+        run_steps = schedules.run_steps(self.optimisation, epoch_steps)
+        self._whole = 0
+        if math.isfinite(run_steps):
+            self._whole = round(run_steps / epoch_steps * trained)
+        began = time.monotonic()
         bar = self.report.epoch(
-            progress.epoch, self.optimisation.epochs, trained, progress.consumed
+            progress.epoch,
+            self.optimisation.epochs,
+            trained,
+            progress.consumed,
+            self._whole,
         )
         with bar, self.watch.steps():
             stopped, ended, pending = self._take_steps(batches, steps)
@@ -231,6 +246,8 @@ class Training:
             self._save_is_asked_for = False
             self._report_window(pending)
             stopped |= last["stop"]
+            if self._wants_ceilings is None and not (ended or stopped):
+                self._wants_ceilings = self._is_worth_ceilings(time.monotonic() - began)
             if not (ended or stopped) and self._begin_next_epoch():
                 # the clocks go on: what is read while a checkpoint is written is not for nothing
                 self._log()
@@ -336,9 +353,8 @@ class Training:
         assert self.loader is not None
         epoch = self.progress.epoch + 1
         is_last = epoch >= self.optimisation.epochs or self._enough()
-        measures = self.run.ceilings and self._ceiling_inputs is None
         grows = epoch in self.plan.first_epochs
-        if is_last or measures or grows or self._validation_is_due():
+        if is_last or self._ceilings_are_due or grows or self._validation_is_due():
             return False
         # what is wrong is said by the epoch itself, behind this one's checkpoint
         with suppress(UserError):
@@ -399,12 +415,33 @@ class Training:
 
     # -- ceilings --------------------------------------------------------------------------------------------
 
+    @property
+    def _ceilings_are_due(self) -> bool:
+        return bool(self._wants_ceilings) and self._ceiling_inputs is None
+
+    def _is_worth_ceilings(self, seconds: float) -> bool:
+        """Whether to measure the ceilings: `auto` does where the training takes longer than that, by the `seconds` of
+        its first epoch.
+        """
+        asked = self.run.ceilings
+        if asked != "auto" or not self._whole:
+            return bool(asked)
+        step_s = seconds / (self.progress.step - self._epoch_start.step)
+        # by rank 0's clock: all ranks measure, or none
+        step_s = self.world.gather(step_s)[0]
+        run_s = step_s * self._whole / self.plan.global_batch_size
+        if run_s > CEILINGS_S + CEILINGS_STEPS * step_s:
+            return True
+        self.report.info(
+            f"ceilings: not measured, which takes longer than these {run_s:.0f} s of training; --ceilings true does it"
+        )
+        return False
+
     def _first_ceilings(self) -> bool:
         """Measure the ceilings once, after the first epoch; where images grow, after the first one of the
         last size, or of the size that the run ends with. Returns False when a signal has come.
         """
-        is_measured = self._ceiling_inputs is not None
-        if not self.run.ceilings or is_measured or not self._batches:
+        if not self._ceilings_are_due or not self._batches:
             return True
         epoch = self.progress.epoch
         grows_later = epoch < self.plan.first_epochs[-1]

@@ -118,13 +118,17 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     return peak
 
 
+def run_steps(optimisation: Optimisation, epoch_steps: int) -> float:
+    """Return how many steps a run of epochs with so many takes, if nothing ends it before; inf where --seconds does."""
+    if optimisation.seconds is not None:
+        return math.inf
+    return min(optimisation.epochs * epoch_steps, optimisation.steps or math.inf)
+
+
 def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:
     """Return a line where the run, of epochs with so many steps, ends before its warm-up does; else None."""
-    steps = optimisation.steps
-    length = min(
-        optimisation.epochs,
-        optimisation.epochs if steps is None else steps / max(epoch_steps, 1),
-    )
+    length = run_steps(optimisation, epoch_steps) / max(epoch_steps, 1)
+    length = min(optimisation.epochs, length)
     warmup = optimisation.warmup_epochs
     if not warmup or length > warmup:
         return None

@@ -211,6 +211,7 @@ class Validation:
             epoch=settled.epoch,
             reader=settled.outcomes[0].reader,
             counts=settled.outcomes[0].counts,
+            best=OF[best] if best is not None and len(results) > 1 else "",
         )
         self.not_finite = max(self._warned_of(result) for result in results)
         if best is not None:
@@ -224,10 +225,6 @@ class Validation:
                 settled.content["progress"] |= own
                 settled.content["best_of"] = OF[best]
             self.checkpoints.write("best.pt", settled.content)
-            if len(results) > 1:
-                self.report.info(
-                    f"best.pt is of this epoch, by the figures of the {OF[best]}"
-                )
         elif np.isnan(self._figure(results[0])):
             if not self._lack_is_said:
                 self.report.warn(NO_FIGURE.format(self.best.title or self.best.name))

@@ -1,4 +1,4 @@
-"""One sentence: what to change first, read off a run's summary.
+"""One sentence: what to change first, read off a run's summary. It is about the stage that binds (report/stages.py).
 
 The best of the predictions (report/what_if.py), where one is a setting and worth its while; else what is known of
 such runs. Must not know: how the figures were measured. Pure; every sentence is a case of a table in the tests.
@@ -18,7 +18,24 @@ WORTH = 0.1
 """Gain from which on a prediction is the advice."""
 FEW_STEPS = 20
 """Steps of an epoch below which the wait for its first batches counts: no loader reads them before it begins."""
+FIRST_BATCHES = "first batches"
+"""The stage that then binds."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
+PAUSES = {
+    "validation": "Validations take {:.0%} of the run: a larger --val-every makes fewer of them, and a larger "
+    "--val-batch-size may make them faster.",
+    "checkpoint": "Checkpoints take {:.0%} of the run: name an --output on a faster disk, or write fewer of them "
+    "(--save-every-steps, --save-every-minutes, longer epochs).",
+}
+"""Pause that binds -> what is said of it, with its share of the run."""
+OF_A_STEP = {
+    "all-reduce": "Ranks wait for each other's gradients: a larger --batch-size or --accumulate shares them less "
+    "often.",
+    "launch": "The GPU waits for launches: a larger --batch-size, or --graphs true where batches have one shape.",
+}
+"""Stage of a step that binds, and computes nothing -> what is said of it."""
+SETTINGS_OF_A_STEP = {"graphs", "compile", "batch_size"}
+"""Settings of predictions that make the step faster; all others make the loader faster."""
 Summary = Mapping[str, Any]
 
 
@@ -106,7 +123,14 @@ def first_of(causes: Sequence[Cause], summary: Summary) -> str:
 
 
 def advice(summary: Summary) -> str:
-    """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
+    """Say what to change first, from a run's `summary`; any section of it may be missing or None.
+
+    It is about what `binds`, where that is known.
+    """
+    binds = summary.get("binds") or {}
+    side, stage = binds.get("side"), binds.get("stage", "")
+    if side == "pause":
+        return PAUSES[stage].format(binds["share"])
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):
         return "Train for longer: a window of the rate is at least 2 s and starts after the warm-up."
     # before all that is told of figures which were measured beside them
@@ -123,24 +147,26 @@ def advice(summary: Summary) -> str:
     loader = look_up(summary, "ceiling.loader.rate")
     bound = summary.get("bound")
     if not (bound and compute and loader):
-        return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
+        return "Run with --ceilings true: without the two ceilings nobody can say what a change is worth."
     gpu = bool(look_up(summary, "hardware.gpu"))
     if bound == "compute" and gpu and summary.get("precision") == "fp32":
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
-    steps = summary.get("epoch_steps") or FEW_STEPS
-    if steps < FEW_STEPS and (look_up(summary, "data_wait.share") or 0) > WORTH:
+    if stage == FIRST_BATCHES:
         return (
-            f"An epoch has {counted(steps, 'step')}, and begins with a wait for its first batches: measure with "
-            "more files, or give an epoch more steps by a smaller --batch-size."
+            f"An epoch has {counted(summary['epoch_steps'], 'step')}, and begins with a wait for its first batches: "
+            "measure with more files, or give an epoch more steps by a smaller --batch-size."
         )
     remedies = [cause.remedy for cause in FILES]
     for one in summary.get("what_if") or []:
         can_be_made = one["settings"] or one["what"] in remedies
-        if can_be_made and one["gain"] > WORTH:
+        faster = "step" if SETTINGS_OF_A_STEP & one["settings"].keys() else "loader"
+        if can_be_made and one["gain"] > WORTH and side in (None, faster):
             return f"{_predicted(one, summary)}."
+    if stage in OF_A_STEP:
+        return OF_A_STEP[stage]
     if bound == "compute":
         return "The step is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
-    if said := first_of(FILES, summary):
+    if side != "step" and (said := first_of(FILES, summary)):
         return said
     if bound == "storage":
         return (
@@ -149,6 +175,8 @@ def advice(summary: Summary) -> str:
         )
     if bound == "loader":
         return f"The loader is the limit: {_of_a_loader(summary, gpu=gpu)}."
+    if side == "loader":
+        return f"The loader is late, and slower beside the step than alone: {_of_a_loader(summary, gpu=gpu)}."
     finding = "Loader and step hinder each other, or other programs take these cores; each is faster alone:"
     if gpu and graphs_can_be_had(summary):
         return f"{finding} --graphs true leaves few launches to be held up, instead of hundreds."

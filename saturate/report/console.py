@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one bar an epoch on a terminal, plain lines elsewhere, and a table
+"""What a person sees while a run goes on: a bar of the run on a terminal, plain lines elsewhere, and a table
 at the end.
 
 Must not know: ranks (others than 0 get `enabled` False), how a figure is measured, TensorBoard.
@@ -24,13 +24,15 @@ from rich.text import Text
 from saturate.contracts import Reported, one_line
 from saturate.report.advice import Summary
 from saturate.report.facts import CHOSEN, chosen, rows
-from saturate.report.words import duration, number
+from saturate.report.words import duration, ends, number
 from saturate.system.programs import program
 
 WIDTH = 80
 """Columns of the table, and of plain output."""
 LIVE_S = 0.2
 """Least seconds between two pictures of a bar."""
+NARROWEST = 4
+"""Columns that a bar keeps: what would take them is not said."""
 PLAIN_S = 10.0
 """Least seconds between two plain lines."""
 
@@ -44,7 +46,7 @@ class Terminal(RichConsole):
 
 @dataclass(kw_only=True)
 class Bar:
-    """One epoch or validation. `update` is cheap: it draws every 0.2 s, or prints every ten seconds."""
+    """An epoch of a run, or a pass. `update` is cheap: it draws every 0.2 s, or prints every ten seconds."""
 
     title: str
     total: int
@@ -54,6 +56,8 @@ class Bar:
     show: Callable[[Bar, bool], None]
     clock: Callable[[], float]
     rate: float | None = None
+    # seconds of a run for each in which it trains; 0: this is a pass
+    stretch: float = 0.0
     loss: float | None = None
     wait_ms: float | None = None
 
@@ -69,7 +73,7 @@ class Bar:
         loss: float | None = None,
         wait_ms: float | None = None,
     ) -> None:
-        """Show `samples` of the epoch so far, those before a resume counted.
+        """Show `samples` of the run or the pass so far, those before a resume counted.
 
         A figure that is None keeps its last value.
         """
@@ -91,14 +95,19 @@ class Bar:
         """Return the percentage that is done; "" while the total is not known."""
         return f"{self.samples / self.total:4.0%}" if self.total else ""
 
-    def words(self, *, ended: bool) -> str:
-        """Say rate, loss, data wait and time left, where known; once ended the mean rate and the time."""
+    def said(self, *, ended: bool) -> tuple[str, list[str]]:
+        """Return the title, and what is known of rate, loss, data wait and time left, the first the most important;
+        once ended the mean rate and the time that was taken.
+
+        The time left of a run stands in its title.
+        """
         if not ended and self.rate is None and self.samples == self._first:
-            return "no step is over yet"
+            return self.title, ["no step is over yet"]
         elapsed = self.clock() - self._began
         counted = self.samples - self._first
         mean_rate = counted / elapsed if elapsed > 0 and counted > 0 else None
         rate = mean_rate if ended else self.rate or mean_rate
+        title = self.title
         parts = [f"{number(rate)} {self.item}/s"]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3f}")
@@ -107,8 +116,13 @@ class Bar:
         if ended:
             parts.append(f"in {duration(elapsed)}")
         elif rate and self.total:
-            parts.append(f"eta {duration(max(self.total - self.samples, 0) / rate)}")
-        return "  ".join(parts)
+            left_s = max(self.total - self.samples, 0) / rate
+            if self.stretch:
+                left_s *= self.stretch
+                title += f" · run {duration(left_s)} left, ends {ends(left_s)}"
+            else:
+                parts.append(f"eta {duration(left_s)}")
+        return title, parts
 
 
 class Console:
@@ -168,11 +182,20 @@ class Console:
 
     @contextlib.contextmanager
     def epoch(
-        self, *, title: str, total: int, item: str = "img", first: int = 0
+        self,
+        *,
+        title: str,
+        total: int,
+        item: str = "img",
+        first: int = 0,
+        rate: float | None = None,
+        stretch: float = 0.0,
+        stays: bool = True,
     ) -> Iterator[Bar]:
-        """Show a bar from `first` (samples done before a resume) to `total` inside.
+        """Show a bar from `first` (samples done before) to `total` inside.
 
-        It ends with its last figures also when the body raises.
+        `rate` is the one so far; `stretch`, of a run alone, the seconds that it takes for each of training. The bar
+        ends with its last figures also when the body raises; unless it `stays`, nothing is left of it then.
         """
         live = self._live
         # no refresh thread: a bar is drawn from update(), and takes nothing from training in between
@@ -183,26 +206,32 @@ class Console:
             console=self._terminal,
             auto_refresh=False,
             expand=True,
+            transient=not stays,
         )
         task = progress.add_task("", title=title, words="")
 
         def show(bar: Bar, ended: bool) -> None:
-            if self._quiet:
+            if self._quiet or (ended and not stays):
                 return
-            words = bar.words(ended=ended)
+            title, words = bar.said(ended=ended)
             if not live:
                 of = f"/{bar.total:,}" if bar.total else ""
                 count = f"{bar.samples:,}{of} {bar.item}"
-                columns = [bar.title, bar.share, count, words]
+                columns = [title, bar.share, count, *words]
                 self._print("  ".join(filter(None, columns)))
                 return
+            words = [*filter(None, [bar.share]), *words]
+            # two blanks, one to either side of the bar
+            room = self._terminal.width - len(title) - NARROWEST - 2
+            while len("  ".join(words)) > room and len(words) > 1:
+                words.pop()
             with self._listening():
                 progress.update(
                     task,
-                    title=bar.title,
+                    title=title,
                     total=bar.total or None,
                     completed=bar.samples,
-                    words=f"{bar.share}  {words}",
+                    words="  ".join(words),
                     refresh=True,
                 )
 
@@ -211,6 +240,8 @@ class Console:
             total=total,
             item=item,
             samples=first,
+            rate=rate,
+            stretch=stretch,
             every_s=LIVE_S if live else PLAIN_S,
             show=show,
             clock=self._clock,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from saturate.contracts import Figure, Reported, World, counted
-from saturate.report import stages, what_if
+from saturate.report import learning, stages, what_if
 from saturate.report.advice import (
     BASELINE,
     CORES_ALONE,
@@ -25,7 +25,7 @@ from saturate.report.advice import (
     unit_of,
 )
 from saturate.report.meter import bound, too_high
-from saturate.report.words import metric, number
+from saturate.report.words import duration, metric, number
 
 PHASES = (
     "transforms",
@@ -272,7 +272,8 @@ def _why_loader(values: Summary) -> str:
         before = ", as measured before" if auto.get("how") == "kept" else ""
         return f"fastest of {len(measured)}{before}"
     if auto:
-        return "as in the checkpoint"
+        short = "the training is shorter than measuring them"
+        return {"short": short, "checkpoint": "as in the checkpoint"}[auto["how"]]
     alone = len(values.get("loaders", ())) == 1
     return "no other one runs here" if alone else "none is measured to evaluate"
 
@@ -280,13 +281,25 @@ def _why_loader(values: Summary) -> str:
 def _binds(binds: Mapping[str, Any], _: Summary) -> str:
     """Say which one stage holds the rate back."""
     of = {"loader": "the loader's time", "step": "the step", "pause": "the run"}
-    return f"{binds['stage']}, {binds['share']:.0%} of {of[binds['side']]}"
+    whole = "the steps' time" if binds["stage"] in stages.WAITS else of[binds["side"]]
+    return f"{binds['stage']}, {binds['share']:.0%} of {whole}"
 
 
 def _joules(joules: float, values: Summary) -> str:
     item = unit_of(values).removesuffix("/s")
     kwh = values["energy"]["run_kwh"]
     return f"{joules:.3g} J/{item} of the GPUs, {kwh:.3g} kWh in all"
+
+
+def _duration(seconds: float, values: Summary) -> str:
+    """Say how long the run took, what that went to and what it has cost."""
+    parts = {"start": sum(values["start_s"].values()), **values["pauses"]}
+    parts["training"] = look_up(values, "rate.active_s") or 0.0
+    longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    told = ", ".join(f"{name} {duration(parts[name])}" for name in longest)
+    dollars = values.get("dollars")
+    cost = "" if dollars is None else f", ${number(dollars)} of GPUs"
+    return f"{duration(seconds)} ({told}){cost}"
 
 
 def _start(parts: Mapping[str, float], _: Summary) -> str:
@@ -321,6 +334,29 @@ FACTS = (
     Fact("samples", "trained on"),
     Fact(
         "early_stop", "when --patience ended it", line=Line("stopped early", _stopped)
+    ),
+    # -- the learning
+    Fact(
+        "learning.overfits",
+        "since when the loss of validation rises",
+        line=Line("overfits", learning.rises),
+        of=learning.overfits,
+    ),
+    Fact(
+        "learning.fewest",
+        "the class with the fewest samples to train on",
+        line=Line("few samples", learning.few),
+    ),
+    Fact(
+        "learning.bicubic",
+        "PSNR that is no better than that of bicubic interpolation",
+        line=Line("no better", learning.BICUBIC),
+        of=learning.no_better_than_bicubic,
+    ),
+    Fact(
+        "learning.one_answer",
+        "the class that the last validation took all samples for",
+        line=Line("one answer", learning.ONE_ANSWER),
     ),
     Fact("samples_dropped", "tails of epochs", line=Line("left out", _dropped)),
     Fact("samples_failed", "ids, not decoded", line=Line("not decoded", _not_decoded)),
@@ -479,6 +515,12 @@ FACTS = (
         Curve("memory/host_gib", "GiB", "host memory, GiB"),
         over_ranks=sum,
     ),
+    Fact(
+        "duration_s",
+        "of the process, seconds",
+        line=Line("duration", _duration),
+    ),
+    Fact("dollars", "of all GPUs in that time (--gpu-price)"),
     Fact("start_s", "until the first step, by parts", line=Line("first step", _start)),
     Fact(
         "clips",
@@ -520,7 +562,7 @@ def of_run(own: dict[str, Any], world: World) -> dict[str, Any]:
     ranks = world.gather({fact.key: fact.value(own) for fact in combined})
     for fact, combine in combined.items():
         _put(own, fact, combine([one[fact.key] for one in ranks]))
-    own[NOW] = {"ranks": ranks}
+    own.setdefault(NOW, {})["ranks"] = ranks
     for fact in FACTS:
         if fact.of and not fact.over_ranks:
             _put(own, fact, fact.of(own))

@@ -92,6 +92,12 @@ class Meter:
         """Return the valid samples of all ranks since the meter was made."""
         return int(self._world.sum(np.array([self._counted], np.int64))[0])
 
+    def stretch(self) -> float:
+        """Return the seconds of the run for each in which it trains, pauses but those for ceilings counted."""
+        active_s = self._active_s + sum(window.seconds for window in self.windows)
+        paused_s = sum(self.pauses.values()) - self.pauses.get("ceilings", 0.0)
+        return 1 + paused_s / active_s if active_s else 1.0
+
     def due(self) -> bool:
         """Whether this rank's window has run long enough to be closed at the next synchronised point."""
         if self._since is None:

@@ -362,8 +362,8 @@ class Record:
         # kind and step of the points that are there already
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
-        # what metrics.jsonl keeps: figures of the last validation, losses since then, the last of the others
-        self.validation: dict[str, Any] = {}
+        # what metrics.jsonl keeps: epoch and figures of each validation, losses since the last, the last of the others
+        self.validations: list[tuple[int | None, dict[str, Any]]] = []
         self.train_losses: list[float] = []
         self.lr: float | None = None
         self.rate: float | None = None
@@ -476,11 +476,12 @@ class Record:
             if kind == "val":
                 self.train_losses.clear()
                 # a figure that is not finite is a word there
-                self.validation = {
+                figures = {
                     name: float(value) if isinstance(value, str) else value
                     for name, value in point.items()
                     if name not in NO_FIGURES
                 }
+                self.validations.append((point.get("epoch"), figures))
             if step == resume_step:
                 self._kept.add((kind, step))
         after = b"".join(lines)

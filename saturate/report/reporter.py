@@ -120,6 +120,7 @@ class Reporter:
         self._rate_unit = description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
         self._bar: Bar | None = None  # of the epoch
+        self._before = 0  # samples of the run that the bar has had before the epoch
         # facts of the last moment that told them, by their keys
         self._now: dict[str, Any] = {
             "rate.steady": self._record.rate,
@@ -133,7 +134,9 @@ class Reporter:
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses = self._record.train_losses  # since the last validation
         # a resumed run has the figures of its earlier part until it validates again
-        self._validation = self._record.validation
+        self._validations = self._record.validations
+        self._validation = self._validations[-1][1] if self._validations else {}
+        self._of_last_pass: Mapping[str, Any] = {}  # what it says of the learning
         self._validation_reader = ""
         self._validation_counts = Counts()
         self._validation_s: Mapping[str, float] | None = None
@@ -162,14 +165,19 @@ class Reporter:
 
     @contextmanager
     def epoch(
-        self, epoch: int, epochs: int, samples: int, consumed: int
+        self, epoch: int, epochs: int, samples: int, consumed: int, whole: int
     ) -> Iterator[None]:
-        """Show a bar inside, from `consumed` to `samples`."""
+        """Show a bar inside: of a run that takes `whole` samples, or of the epoch where that is 0."""
         # read, so that the load of validation and ceilings is no part of the next window
         self._measure_memory(self._sampler.read()["host_gib"])
-        title = f"epoch {epoch + 1}/{epochs}"
+        self._before = epoch * samples if whole else 0
         with self._console.epoch(
-            title=title, total=samples, item=self._item, first=consumed
+            title=f"epoch {epoch + 1}/{epochs}",
+            total=whole or samples,
+            item=self._item,
+            first=self._before + consumed,
+            rate=self._now["rate.steady"],
+            stretch=self._meter.stretch() if whole else 0.0,
         ) as self._bar:
             yield
         self._bar = None
@@ -180,7 +188,7 @@ class Reporter:
         done = 0
         began = time.perf_counter()
         with self._console.epoch(
-            title="validation", total=samples, item=self._item
+            title="validation", total=samples, item=self._item, stays=False
         ) as bar:
 
             def add(count: int) -> None:
@@ -238,7 +246,7 @@ class Reporter:
         self._points({"now": {"loss": loss, **state}, "split_ms": phases}, step, parts)
         if self._bar is not None:
             self._bar.update(
-                samples=progress["consumed"],
+                samples=self._before + progress["consumed"],
                 rate=self._now["rate.steady"],
                 loss=loss,
                 wait_ms=phases.get("data_wait"),
@@ -321,19 +329,24 @@ class Reporter:
         epoch: int | None,
         reader: str = "",
         counts: Counts | None = None,
+        best: str = "",
     ) -> None:
         """Tell the figures of a validation; a mean over no loss at all is left out.
 
         `averaged`: the figures of the weights' average, None without --ema. `epoch`: the last one that was
-        trained, None when there was none. `reader`, `counts`: of its loader.
+        trained, None when there was none. `reader`, `counts`: of its loader. `best`: network or average, where
+        best.pt is one of the two from now on.
         `files`: what is written into the run's folder; what is b"" goes there. `extras` of rank 0's result:
-        {"scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
+        {"scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}, "learning": {name: what facts.FACTS tells}}.
         """
         of_weights = summary.figures_of(result)
         of_average = summary.figures_of(averaged or {})
         self._validation = of_weights | {
             EMA + name: value for name, value in of_average.items()
         }
+        self._validations.append((epoch, self._validation))
+        of_last = (averaged or result).get("extras", {})
+        self._of_last_pass = of_last.get("learning", {})
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
         self._validation_counts = counts or Counts()
@@ -356,13 +369,12 @@ class Reporter:
         for name, content in (files or {}).items():
             self._record.file(name, content)
         which = "" if epoch is None else f" epoch {epoch + 1}"
-        said = figures(of_weights, self._task.figures)
+        which += ", network (average)" if of_average else ""
+        said = figures(of_weights, self._task.figures, of_average)
         if took := self._validation_s:  # what kept training waiting
             said += f"  in {took['pass'] + took['waited']:.1f} s"
+        said += f"  best.pt is of the {best}" if best else ""
         self._console.info(f"validated{which}: {said}")
-        if of_average:
-            said = figures(of_average, self._task.figures)
-            self._console.info(f"validated its average: {said}")
 
     def images(self, batch: Batch) -> None:
         """Show a grid of augmented training images, or of the middle frames of clips, once a run."""
@@ -492,6 +504,8 @@ class Reporter:
             for name, value in self._description.items()
             if name not in NOT_IN_SUMMARY
         }
+        duration_s = self._timeline.passed_s()
+        price = self._description["settings"].get("gpu_price")
         clips: dict[str, Any] = {}
         if frames := about.get("clip_frames"):
             clips["clips"] = {
@@ -519,6 +533,10 @@ class Reporter:
                 "sm_mhz": load["gpu"]["sm_mhz"],
                 "stages": of_loader,
             },
+            "duration_s": duration_s,
+            "dollars": price and price * self._world.size * duration_s / 3600,
+            "learning": {**about.get("learning", {}), **self._of_last_pass},
+            facts.NOW: {"validations": self._validations},
             "pauses": self._meter.pauses,
             "validation": self._validation,
             "validation_s": self._validation_s,  # of the last one

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saturate.contracts import RateWindow, StageSeconds
-from saturate.report.advice import look_up
+from saturate.report.advice import FEW_STEPS, FIRST_BATCHES, WORTH, look_up
 from saturate.report.meter import added
 
 WAITED = 0.05
@@ -33,6 +33,8 @@ OF_WORKERS = (*OWN_WORKERS, "dataset", "collate")
 """Stages that workers of our loaders have, and of any; the others are the thread's that fills slots."""
 NOT_OF_A_STEP = ("data_wait", "transfer", "transforms")
 """Phases that are not the step's own."""
+WAITS = ("data_wait", FIRST_BATCHES)
+"""What binds where no stage of the loader is known to."""
 NAMES = (*OWN_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")
 """Stages of all our loaders."""
 
@@ -85,8 +87,9 @@ def shares(stages: StageSeconds, seconds: float, workers: int) -> dict[str, floa
 def binds(summary: Mapping[str, Any]) -> Binding | None:
     """Return the stage that binds: its `side` (loader, step, pause), `stage` and `share`; None = unknown.
 
-    The share of a loader's stage is that of the workers' or the thread's time, that of a phase of the step's
-    time, that of a pause of the run's.
+    The share of a loader's stage is that of the workers' or the thread's time (of WAITS: the steps'), that of a
+    phase of the step's time, that of a pause of the run's. The side is that of the `bound`, where one of the two
+    ceilings is.
     """
     pauses = dict(summary.get("pauses") or {})
     pauses.pop("ceilings", None)  # once a run, however long it is
@@ -98,22 +101,23 @@ def binds(summary: Mapping[str, Any]) -> Binding | None:
     wait = look_up(summary, "data_wait.share")
     if wait is None:
         return None
+    bound = summary.get("bound")
+    if bound == "compute" or summary.get("loader") == "synthetic":
+        return _of_the_step(summary)
     slow = summary.get("slowest_rank") or {}
     step_ms = look_up(summary, "step_ms.p50") or 0.0
     # the others wait for it in their backward pass
     if "share" in slow and slow["ms"] > WAITED * step_ms:
         return _binding("loader", slow["why"], slow["share"])
     # short epochs wait at their beginning, however far ahead the loader is in the rest
+    if (summary.get("epoch_steps") or FEW_STEPS) < FEW_STEPS and wait > WORTH:
+        return _binding("loader", FIRST_BATCHES, wait)
     ahead = look_up(summary, "stages.full.share") or 0.0
-    nothing_loads = summary.get("loader") == "synthetic"
-    if (
-        nothing_loads
-        or ahead > AHEAD
-        or wait < WAITED * (2 if summary.get("bound") == "compute" else 1)
-    ):
+    at_its_ceiling = bound in ("loader", "storage")
+    if not at_its_ceiling and (ahead > AHEAD or wait < WAITED):
         return _of_the_step(summary)
     return _of_the_loader(summary.get("stages") or {}) or _binding(
-        "loader", "data_wait", wait
+        "loader", WAITS[0], wait
     )
 
 

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 
 from saturate.contracts import Figure
 
 
-def figures(result: Mapping[str, int | float], declared: Sequence[Figure]) -> str:
-    """Say the figures of a validation in one line, in the order of the result."""
+def figures(
+    result: Mapping[str, int | float],
+    declared: Sequence[Figure],
+    averaged: Mapping[str, int | float],
+) -> str:
+    """Say the figures of a validation in one line, in the order of the result.
+
+    In brackets are those of the weights' average (`averaged`; {} without --ema), but for counts that are alike.
+    """
     by_name = {figure.name: figure for figure in declared}
     words = []
     for name, value in result.items():
         figure = by_name.get(name, Figure(name=name))
         if figure.said == "never" or (figure.said == "unless zero" and not value):
             continue
-        if isinstance(value, int):
-            said = f"{value:,}"
-        elif figure.unit == "%" or math.isnan(value):
-            said = metric(figure, value)
-        else:
-            said = f"{value:.4g}"
+        said = _figure(figure, value)
+        if name in averaged and not (
+            isinstance(value, int) and averaged[name] == value
+        ):
+            said += f" ({_figure(figure, averaged[name])})"
         words.append(f"{name} {said}")
     return "  ".join(words)
+
+
+def _figure(figure: Figure, value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if figure.unit == "%" or math.isnan(value):
+        return metric(figure, value)
+    return f"{value:.4g}"
 
 
 def metric(figure: Figure, value: float | str | None) -> str:
@@ -51,3 +66,10 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}:{left:02} min"
     return f"{minutes // 60}:{minutes % 60:02} h"
+
+
+def ends(seconds: float) -> str:
+    """Say when so many seconds from now are over, on this machine's clock: 18:40, or Tue 18:40 of another day."""
+    now = datetime.now()
+    end = now + timedelta(seconds=seconds)
+    return end.strftime("%H:%M" if end.date() == now.date() else "%a %H:%M")

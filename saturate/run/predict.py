@@ -85,7 +85,8 @@ def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console)
             console.info(
                 f"predicted {counted(len(found.names), 'file')} in {took:.1f} s{without}"
             )
-            console.info(*answers.get("notes", ()), *(f"{path}" for path in written))
+            notes = (*answers.get("notes", ()), asked.summed_up(answers))
+            console.info(*filter(None, notes), *(f"{path}" for path in written))
             line = fonts.unseen(classes)
             if line and output / "drawn" in written:
                 console.warn(line)

@@ -2,7 +2,9 @@
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,6 +12,22 @@ from saturate.system.exit_codes import MISTAKE
 from saturate.system.programs import program
 from saturate.system.urls import taken
 from saturate.system.user_files import local_path
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    """Fills paragraphs; a line that is indented stays one, as in a table."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for is_indented, lines in groupby(text.strip().splitlines(), _is_apart):
+            for line in lines if is_indented else [" ".join(lines)]:
+                behind = (len(line) - len(line.lstrip()) + 4) * " " * is_indented
+                filled += textwrap.wrap(line, width, subsequent_indent=behind) or [""]
+        return "\n".join(filled)
+
+
+def _is_apart(line: str) -> bool:
+    return not line or line.startswith(" ")
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             prog=name,
             description=about
             and about.replace(f"python -m scripts.{name}", program(name)),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Paragraphs,
         )
         self.register("type", Path, _local)
 

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 from saturate.contracts import Loader  # noqa: E402
 from saturate.dataset.images.columns import slow_to_decode  # noqa: E402
-from saturate.dataset.open import cache_folder  # noqa: E402
+from saturate.dataset.open import cache_folder, fewest  # noqa: E402
 from saturate.dataset.stores.mirror import Mirror, mirrored  # noqa: E402
 from saturate.dataset.val_split import Trained, sketched  # noqa: E402
 from saturate.engine import (  # noqa: E402
@@ -100,7 +100,7 @@ class RunFacts:
     def described(self) -> dict[str, Any]:
         """Return it by the keys of a summary."""
         settings, plan = self.assembly.settings, self.assembly.plan
-        kind = settings.kind
+        kind, columns = settings.kind, self.assembly.splits["train"].columns
         return {
             "arch": settings.arch,
             "precision": settings.precision,
@@ -108,7 +108,11 @@ class RunFacts:
             "workers": settings.workers,
             "rejected": rejected(self.assembly.splits),
             "left_out": left_out(self.assembly.splits),
-            "files": slow_to_decode(self.assembly.splits["train"].columns),
+            "files": slow_to_decode(columns),
+            # stand-ins of the synthetic loader are few
+            "learning": {"fewest": fewest(columns)}
+            if settings.config.data.data
+            else {},
             "loaders": build.can_open(
                 kind, settings.config, gpu=settings.device.type == "cuda"
             ),
@@ -294,6 +298,7 @@ def choose(
         step=step,
         samples=assembly.plan.global_batch_size,
         epoch=measured_under["epoch"],
+        run_steps=schedules.run_steps(assembly.optimisation, assembly.plan.steps(0)),
         answers=autotune.Answers(
             cache_folder(config.data.manifest_dir), measured_under, step.world
         ),

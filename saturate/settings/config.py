@@ -252,9 +252,14 @@ def recipe(config: Config, arch: str) -> list[str]:
         said = (
             "is for weights that are trained already; these are --help-all's defaults"
         )
-        return [f"--config configs/finetune.yaml {said}"]
+        folder = "configs/coco" if config.model.task == "detection" else "configs"
+        return [f"--config {folder}/finetune.yaml {said}"]
     key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
-    found = (path for path in sorted(PRESETS.glob("*/*.yaml")) if path.stem != "demo")
+    found = [
+        path
+        for path in sorted(PRESETS.glob("*/*.yaml"))
+        if path.stem not in ("demo", "finetune")
+    ]
     own = [
         path.relative_to(PRESETS.parent)
         for path in found

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-HELP = """train.py: train image classifiers, detectors, video classifiers and super-resolution networks, see
-how fast it goes, how fast it could go, and what holds it back.
+HELP = """train.py: train image classifiers, detectors, video classifiers and
+super-resolution networks, see how fast it goes, how fast it could go, and what
+holds it back.
 
-  python train.py --data PHOTOS --val-share 0.2 --config configs/finetune.yaml --weights DEFAULT
-  torchrun --standalone --nproc-per-node 8 -m saturate train --data IMAGENET --config configs/imagenet/resnet50.yaml
+  python train.py --data PHOTOS --val-share 0.2 --weights DEFAULT \\
+      --config configs/finetune.yaml
+  torchrun --standalone --nproc-per-node 8 -m saturate train \\
+      --data IMAGENET --config configs/imagenet/resnet50.yaml
   python train.py --predict NEW --resume runs/photos/best.pt
   python train.py --evaluate true --resume runs/photos/best.pt
 
 What to train on
-  --data FOLDER         train/<class>/* and val/<class>/*, lists train.csv and val.csv, or COCO's folder
-  --val-share 0.2       for a folder that has class folders alone: this share of it validates
+  --data FOLDER         train/<class>/* and val/<class>/*, lists train.csv and
+                        val.csv, or COCO's folder
+  --val-share 0.2       for a folder that has class folders alone: this share of
+                        it validates
   --task NAME           classification, detection, video or superres
 
 What to train
   --config FILE         a preset, see configs/; flags win over it
   --arch NAME           such as resnet50; python -m scripts.archs lists them
-  --weights NAME|FILE   begin with trained weights: DEFAULT, or a file of your own
-  --freeze PATTERN      parameters that are not trained, such as 'conv1|bn1|layer[123]'
+  --weights NAME|FILE   begin with trained weights: DEFAULT, or a file
+  --freeze PATTERN      parameters that are not trained: 'conv1|bn1|layer[123]'
   --image-size 224      side of the images, pixels
 
 How to train
@@ -40,12 +45,13 @@ How to load
   --workers N           processes or threads that load
 
 What comes of it
-  --output FOLDER       checkpoints, figures, pictures; else a new folder below runs/
+  --output FOLDER       checkpoints, figures, pictures; else a new one in runs/
   --resume FILE|auto    go on from a checkpoint
-  --evaluate true       validate a checkpoint, and stop
-  --predict FOLDER      say what a checkpoint says of files without classes, and stop
+  --evaluate true       validate a checkpoint, and stop; --split test on test/
+  --predict FOLDER      say what a checkpoint says of files without classes
 
---help-all explains every setting. docs/own-images.md: from a folder of photos to a model in use.
+--help-all explains every setting. docs/own-images.md: from a folder of photos
+to a model in use.
 """
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, FiniteFloat, PositiveInt
 
 from saturate.settings.cli import FolderOrUrl, Settings
-from saturate.settings.types import Facts, NotNegative, setting
+from saturate.settings.types import AUGMENTED, Facts, NotNegative, setting
 from saturate.system.urls import bare
 
 
@@ -41,6 +41,10 @@ class Run(Settings):
     evaluate: bool = False
     """Validate once (with --resume or --weights) and stop. A checkpoint brings its settings and the names of
     its classes; flags win, and are named. The training data need not be there."""
+    split: Literal["train", "val", "test"] = setting(
+        "val", needs=("evaluate",), tasks=AUGMENTED
+    )
+    """Split of --data that --evaluate validates on, by the name of its folder, list or annotations."""
     predict: Path | None = None
     """Say what a trained network (--resume or --weights) says of images or videos, and stop: of all below a
     folder, of those of a list with a path a line, or of one file. No classes are needed. What cannot be read
@@ -53,9 +57,11 @@ class Run(Settings):
         "none", needs=("predict",), tasks=("classification", "video")
     )
     """Views of a sample whose logits --predict averages: flip = as it is and mirrored left to right."""
-    ceilings: bool = True
+    ceilings: Literal["auto"] | bool = "auto"
     """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer
-    with a slow loader)."""
+    with a slow loader). auto = unless that takes longer than the training; with --seconds always."""
+    gpu_price: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """Dollars an hour of one GPU: the closing table then has what the run has cost."""
     profile: bool = False
     """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
     table of operators."""

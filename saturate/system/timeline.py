@@ -11,7 +11,7 @@ class Timeline:
     """The seconds of each part of the start; a part ends at its `mark`, and the first began with the process."""
 
     def __init__(self) -> None:
-        self._last = psutil.Process().create_time()
+        self._began = self._last = psutil.Process().create_time()
         self.seconds: dict[str, float] = {}
 
     def mark(self, part: str) -> None:
@@ -21,6 +21,10 @@ class Timeline:
             # clocks of a machine may be set back
             self.seconds[part] = max(now - self._last, 0.0)
             self._last = now
+
+    def passed_s(self) -> float:
+        """Return the seconds since the process was made."""
+        return max(time.time() - self._began, 0.0)
 
     def told(self) -> str:
         """Return all parts with their seconds, in a line."""

@@ -57,7 +57,8 @@ class ValidationFiles:
     turns: Array | None = None
 
     def extras(self, answers: Answers) -> dict[str, Any]:
-        """Return the files and pictures that contracts.Metric.result gives beside its figures.
+        """Return the files and pictures that contracts.Metric.result gives beside its figures, and what they say of
+        the learning.
 
         A file that has no content this time is b"".
         """
@@ -83,7 +84,14 @@ class ValidationFiles:
             picture.save(buffer, "PNG")
             files[f"{name}.png"] = buffer.getvalue()
             images[f"val/{name}"] = np.asarray(picture)[None]
-        return {"files": files, "images": images}
+        found = {"files": files, "images": images}
+        answered, labelled = (
+            np.unique(answers.classes[:, :1]),
+            np.unique(answers.labels),
+        )
+        if len(answered) == 1 < len(labelled):
+            found["learning"] = {"one_answer": self.classes[answered[0]]}
+        return found
 
     def multi_label_tables(
         self, answers: Answers, wanted: Array, precisions: Sequence[float | None]

@@ -17,7 +17,7 @@ from saturate.dataset.images.columns import Header, Images
 from saturate.tasks import _results
 from saturate.tasks._coco import Detections
 from saturate.tasks._coco_ap import CocoAP, spread
-from saturate.tasks._predictions import NO_NUMBER
+from saturate.tasks._predictions import NO_NUMBER, by_class
 from saturate.tasks.kind import Asked
 
 DRAWN = 100
@@ -105,6 +105,17 @@ def write_detections(
     )
     drawn = _draw(folder / "drawn", split.source, columns, detections)
     return [*files, listed, *([folder / "drawn"] if drawn else [])]
+
+
+def summed_up(found: Mapping[str, Any], *, columns: Instances) -> str:
+    """Say how many objects of each class were found, of those that are drawn."""
+    from saturate.tasks import _plots
+
+    detections: Detections = found["detections"]
+    numbers = detections.category_ids[detections.scores >= _plots.LEAST]
+    names = dict(zip(columns.category_ids.tolist(), columns.class_names, strict=True))
+    said = by_class(numbers, names) or "nothing"
+    return f"found at a score of {_plots.LEAST} and above: {said}"
 
 
 def _draw(folder: Path, source: Source, columns: Instances, found: Detections) -> int:

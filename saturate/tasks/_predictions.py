@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +18,10 @@ from saturate.tasks.kind import Asked
 
 MOST = 5
 """Classes that are kept of a sample."""
+SHOWN = 20
+"""Classes that are counted in a line, at most."""
+SURE = 0.5
+"""Probability from which on a class of several counts as one of a sample's."""
 NO_NUMBER = "the network's output is no number"
 
 
@@ -125,6 +130,24 @@ def _likeliest(logits: torch.Tensor, binary: bool) -> tuple[torch.Tensor, ...]:
     single = logits.float()
     shares = single.sigmoid() if binary else torch.softmax(single, dim=1)
     return classes, shares.gather(1, classes), torch.isfinite(logits).all(dim=1)
+
+
+def by_class(numbers: Array, classes: Sequence[str] | Mapping[int, str]) -> str:
+    """Say how often each class is among these `numbers`, the most frequent first; of many SHOWN."""
+    most_first = Counter(numbers.tolist()).most_common()
+    said = [f"{classes[number]} {count:,}" for number, count in most_first]
+    more = [f"and {len(said) - SHOWN} other classes"] if len(said) > SHOWN else []
+    return ", ".join([*said[:SHOWN], *more])
+
+
+def summed_up(found: Mapping[str, Any], classes: Sequence[str], several: bool) -> str:
+    """Say how many samples each class has: the likeliest one of each, or with `several` all at SURE and above."""
+    answers: Answers = found["extras"]["answers"]
+    known = answers.classes[answers.finite]
+    if several:
+        said = by_class(known[answers.shares[answers.finite] >= SURE], classes)
+        return said and f"at a probability of {SURE} and above: {said}"
+    return by_class(known[:, :1].ravel(), classes)
 
 
 def write_answers(

@@ -44,6 +44,7 @@ from saturate.tasks._predictions import (
     Collected,
     answers_of,
     mean,
+    summed_up,
     write_answers,
 )
 from saturate.tasks.batching import Batching
@@ -467,7 +468,9 @@ class ClassificationKind(TaskKind):
         split = replace(found, columns=found.columns.numbered(no_labels, classes))
         task = self.task_of(split.columns)(binary=self.optimisation.loss == "bce")
         write = partial(write_answers, classes=classes)
-        return Predicting(split=split, task=task, write=write)
+        several = self.data.multi_label
+        said = partial(summed_up, classes=classes, several=several)
+        return Predicting(split=split, task=task, write=write, summed_up=said)
 
 
 class MultiLabelKind(ClassificationKind):

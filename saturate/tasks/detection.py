@@ -39,7 +39,7 @@ from saturate.settings.augmentation import AugmentationSettings
 from saturate.settings.model import Model
 from saturate.tasks import _coco
 from saturate.tasks._coco_ap import CocoAP
-from saturate.tasks._detections import Found, Unannotated, write_detections
+from saturate.tasks._detections import Found, Unannotated, summed_up, write_detections
 from saturate.tasks._plans import detection_policies
 from saturate.tasks.batching import Batching
 from saturate.tasks.kind import DEFAULTS, Opening, Predicting, Splits, TaskKind
@@ -276,7 +276,8 @@ class DetectionKind(TaskKind):
         task = Detection(split.columns, training=False, scored=False, **parts)
         kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
         write = partial(write_detections, split=split, kinds=kinds)
-        return Predicting(split=split, task=task, write=write)
+        said = partial(summed_up, columns=split.columns)
+        return Predicting(split=split, task=task, write=write, summed_up=said)
 
     def building(self, columns: Columns) -> dict[str, Any]:
         return {

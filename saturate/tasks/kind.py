@@ -51,6 +51,8 @@ class Predicting:
     split: Split[Any]
     task: Task  # of a validation of it; what its metric returns is what `write` gets
     write: Write
+    # what it says in the end of what the metric returns, such as how many of each class there are
+    summed_up: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
     @property
     def splits(self) -> Splits:
@@ -68,6 +70,7 @@ class Opening:
     read_delay_s: float
     read_threads: int | None
     evaluate: bool
+    split: str  # what validates, by its name in the data
     validates: bool
     # to evaluate a network with these classes, which the columns then have
     model: ModelClasses | None
@@ -91,6 +94,7 @@ class Opening:
             read_delay_s=config.loading.read_delay_ms / 1e3,
             read_threads=config.loading.read_threads,
             evaluate=config.run.evaluate,
+            split=config.run.split,
             validates=config.run.val_every > 0,
             model=model,
             trained=trained,

@@ -101,6 +101,16 @@ def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
         assert not (folder / "last.pt").exists()
 
 
+def test_a_split_is_evaluated_by_its_name(home: Runner) -> None:
+    """test/ has what val/ has; to train, a split is not chosen."""
+    (home.cwd / "data" / "test").symlink_to("val")
+    flags = "--resume run/last.pt"
+    assert figures(home, flags, "--split test") == trained_figures(home)
+    assert figures(home, flags, "--split train")["samples"] == 4 * 12
+    said = home(*HERE, "--data data --split test").mistake()
+    assert "--split is for --evaluate" in said
+
+
 def test_classes_are_matched_by_name(home: Runner) -> None:
     """Any of the classes will do, in any order: the checkpoint's numbers are what counts."""
     parts = [{"blue": "blue", "white": "white"}, {"green": "green"}, {"red": "red"}]

@@ -21,7 +21,7 @@ from tests.end_to_end.test_rates import check_rates
 from tests.unit.test_report_tensorboard import read
 
 FLAGS = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 10 --workers 1 --epochs 2
-    --lr 0.002"""
+    --lr 0.002 --ceilings true"""
 WINDOWS = "--log-every 4 --min-window-s 0.05 --output run"
 STEPS = 20
 """The last one of an epoch has 6 samples."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,10 @@ def test_answers_are_those_of_the_validation(home: Runner) -> None:
     for row in table:  # the two loaders' pixels may differ by their rounding
         found = validated[row["path"].rpartition("val/")[2]]
         assert found == pytest.approx(float(row["probability"]), abs=0.02)
+    counts = Counter(row["class"] for row in table).most_common()
+    listed = ", ".join(f"{name} {count}" for name, count in counts)
+    for process in home.started[-2:-1]:
+        assert f"\n{listed}\n" in process.out
     right = sum(row["path"].split("/")[2] == row["class"] for row in table)
     assert (
         len(table) == 20
@@ -364,6 +369,18 @@ def test_detectors_find_what_the_validation_found(home: Runner, detector: Path) 
     annotations = home.cwd / "coco" / "annotations" / "instances_val2017.json"
     assert found and found == detections(home.cwd / "evaluated", annotations)
     assert len(list((folder / "drawn").iterdir())) == 6
+    listed = json.loads((folder / "images.json").read_text())["categories"]
+    names = {one["id"]: one["name"] for one in listed}
+    sure = Counter(
+        names[one["category_id"]]
+        for one in json.loads((folder / "detections.json").read_text())
+        if one["score"] >= 0.5
+    )
+    (line,) = re.findall(
+        "found at a score of 0.5 and above: (.*)", home.started[-1].out
+    )
+    told = dict(part.rsplit(" ", 1) for part in line.split(", ")) if sure else {}
+    assert told == {name: f"{count:,}" for name, count in sure.items()}
 
 
 @pytest.mark.parametrize("photographs", [False, True], ids=["drawn", "photographs"])

@@ -54,6 +54,7 @@ STEPPED = {
     "imagenet/resnetblur50.ffcv": f"{SMALL} --image-size-start 32",
     "video/r2plus1d_18": "--image-size 32 --short-side 36 36 --val-resize 36 --batch-size 2",
     "video/mvit_v2_s": "--batch-size 2",
+    "coco/finetune": "--image-size 64 --short-sides 64 --longer-side 96 --batch-size 1",
     "coco/retinanet_resnet50_fpn_v2": "--image-size 64 --short-sides 64 --longer-side 96 --batch-size 1",
     **{
         f"coco/{name}_resnet50_fpn_v2": "--image-size 32 --val-image-size 32 --longer-side 48 --batch-size 2"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from saturate.contracts import UserError
 from saturate.dataset.coco.layouts import find
 from tests.unit.coco_files import document, opened, write_coco
 from tests.unit.folders import refused
@@ -77,6 +78,28 @@ def test_two_splits(name: str, coco: Path, root: Path) -> None:
     val = opened(root, "val")
     assert (len(train), len(val)) == (TRAIN, VAL)
     assert train.rejected == val.rejected == 0 and train.warnings == val.warnings == []
+
+
+@pytest.mark.parametrize("name", ["roboflow", "fiftyone"])
+def test_a_test_set(name: str, coco: Path, root: Path) -> None:
+    """It is found by its name, and changes neither of the others; there may be no other."""
+    for split, (images, file) in zip(("train2017", "val2017"), TWO[name], strict=True):
+        export(coco, root, split, images, file)
+    with pytest.raises(UserError, match="has no annotations of test; "):
+        find(root, "test", keypoints=False)
+    images, file = (part.replace("train", "test") for part in TWO[name][0])
+    export(coco, root, "val2017", images, file)
+    found = {split: len(opened(root, split)) for split in ("train", "val", "test")}
+    assert found == {"train": TRAIN, "val": VAL, "test": VAL}
+    for images, _ in TWO[name]:
+        shutil.rmtree(root / images.partition("/")[0])
+    assert len(opened(root, "test")) == VAL
+
+
+def test_a_file_of_both_splits_has_no_test_set(coco: Path, root: Path) -> None:
+    export(coco, root, "train2017", *ONE["CVAT"])
+    with pytest.raises(UserError, match="has no annotations of test; "):
+        find(root, "test", keypoints=False)
 
 
 @pytest.mark.parametrize("name", ONE)

@@ -84,6 +84,7 @@ CHANGED = {
     "nesterov": "--optimizer adamw --nesterov false",
     "bce_threshold": "--loss ce --bce-threshold 0.2",
     "predict_format": "--predict-format jsonl",
+    "split": "--split test",
     "tta": "--tta flip",
     "patience": "--val-every 0 --patience 3",
     "ema_warmup": "--ema 0 --ema-warmup true",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from saturate import loaders
 from saturate.contracts import Batch, UserError
 from saturate.engine import autotune
 from saturate.engine.autotune import Answers, Choice
+from saturate.report import facts
 from saturate.report.phases import Phases
 from saturate.run.build import may_open
 from saturate.settings.config import parse
@@ -102,6 +104,7 @@ def chosen(
     samples: int = SIZE,
     before: str | None = None,
     of: Any = None,
+    run_steps: float = math.inf,
 ) -> Choice:
     step = step or CountedStep(alone(), next)
     return autotune.choose(
@@ -110,6 +113,7 @@ def chosen(
         step=step,
         samples=samples,
         epoch=0,
+        run_steps=run_steps,
         answers=Answers(folder, of or {"manifest": "of-pictures"}, step.world),
         before=before,
         say=lambda _: None,
@@ -192,6 +196,23 @@ def test_a_resume_takes_the_loader_of_its_checkpoint(
     choice = chosen(opener, tmp_path, before="c")
     assert (choice.loader, choice.how) == ("c", "checkpoint")
     assert not opener.names
+
+
+@pytest.mark.parametrize(("steps", "how"), [(89, "short"), (91, "measured")])
+def test_a_run_shorter_than_measuring_takes_the_first(
+    steps: int, how: str, clock: Clock, tmp_path: Path
+) -> None:
+    """Three loaders take 6 s each, in which the first one feeds 90 steps."""
+    opener, began = Opener(clock), clock()
+    choice = chosen(opener, tmp_path, run_steps=steps)
+    assert choice.how == how and choice.loader == ("a" if how == "short" else "b")
+    assert opener.names == (["a"] if how == "short" else [*SECONDS])
+    if how == "short":
+        assert clock() - began < 4 and choice.message("img/s") == ""
+        about: dict[str, Any] = {"auto": {"loader": "a"}, "loaders": [*SECONDS]}
+        said = facts.chosen(about["auto"], about | choice.facts())
+        assert said == "loader a (the training is shorter than measuring them)"
+        assert not [*tmp_path.rglob("*.json")], "a longer run is to measure"
 
 
 def test_time_and_failures(

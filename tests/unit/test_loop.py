@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from saturate.contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
-from saturate.engine import checkpoint, unkillable
+from saturate.engine import checkpoint, loop, unkillable
 from saturate.engine.checkpoint import Checkpoints, Progress, Resume
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.failures import Failures
@@ -525,6 +525,29 @@ def test_ceilings_are_of_the_last_size(
     calls = training.measure_ceilings.call_args_list
     found = [(int(call.args[0].images[0]), call.kwargs["epoch"]) for call in calls]
     assert found == measured and training.meter.begin_anew.call_count == anew
+
+
+def test_ceilings_are_left_out_where_they_take_longer_than_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These steps take no time; where a ceiling takes none either, it is measured."""
+    for number, seconds in enumerate((5.0, -1.0)):
+        monkeypatch.setattr(loop, "CEILINGS_S", seconds)
+        monkeypatch.setattr(loop, "CEILINGS_STEPS", 0)
+        toy = Toy(tmp_path / f"{number}", 2, ceilings="auto", val_every=0)
+        toy.training.fit()
+        measure: Any = toy.training.measure_ceilings
+        report: Any = toy.report
+        said = [call.args[0] for call in report.info.call_args_list]
+        assert measure.called == (seconds < 0)
+        assert any("--ceilings true does" in line for line in said) == (seconds > 0)
+    # what is only measured has them, however short
+    monkeypatch.setattr(loop, "CEILINGS_S", 5.0)
+    timed = Toy(tmp_path / "timed", 2, ceilings="auto", val_every=0).training
+    timed.optimisation = timed.optimisation.model_copy(update={"seconds": 1.0})
+    timed.meter.has_measured.return_value = False  # type: ignore[attr-defined]
+    timed.fit()
+    assert timed.measure_ceilings.called  # type: ignore[attr-defined]
 
 
 CLOCKS = ("resume", "goes_on", "pause")

@@ -146,6 +146,22 @@ def test_planted_cases_are_read(path: Path) -> None:
                 assert callable(getattr(import_module(module), function))
 
 
+def test_one_gpu_is_started_by_python_and_several_by_torchrun() -> None:
+    texts = dict(PAGES)
+    for path in (*ROOT.glob("configs/**/*.yaml"), ROOT / "scripts" / "demo.sh"):
+        texts[str(path)] = path.read_text(encoding="utf-8")
+    counts = [
+        count
+        for text in texts.values()
+        for count in re.findall(r"--nproc-per-node[ =](\w+)", text)
+    ]
+    assert "8" in counts and "1" not in counts
+    starts = [line for text in texts.values() for line in text.splitlines()]
+    starts = [line for line in starts if "torchrun" in line and "train.py" in line]
+    for line in starts:
+        assert re.search(r"--nproc-per-node|--nnodes|\d hosts|rank", line), line
+
+
 def test_modules_that_blocks_import_are_there() -> None:
     named = {
         pair

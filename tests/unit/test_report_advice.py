@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from saturate.report.advice import advice
+from saturate.report import stages
+from saturate.report.advice import PAUSES, advice
 from saturate.report.facts import FACTS
 from saturate.settings.config import GROUP_OF
+from tests.unit.test_house import ROOT
 
 
 def summary(bound: str | None, busy: float | None = None, **more: Any) -> Any:
@@ -49,12 +51,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", ceiling={"compute": None, "loader": None}), "--ceilings true"),
     (summary("compute", precision="fp32"), "--precision fp16 or bf16"),
     (summary("compute"), "more GPUs"),
-    (
-        summary("loader", epoch_steps=4, data_wait={"share": 0.3}),
-        "An epoch has 4 steps",
-    ),
-    (summary("compute", epoch_steps=4, data_wait={"share": 0.01}), "more GPUs"),
-    (summary("compute", epoch_steps=20, data_wait={"share": 0.3}), "more GPUs"),
     # what is predicted of a setting goes before what is known of such runs
     (
         summary("compute", what_if=[NO_SETTING, GRAPHS]),
@@ -103,6 +99,83 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "or other programs take these cores; each is faster alone: more cores",
     ),
 ]
+
+
+FEW: dict[str, Any] = {"epoch_steps": 4, "data_wait": {"share": 0.3}}
+WAITS: dict[str, Any] = {
+    "data_wait": {"share": 0.2},
+    "stages": {"workers": {"share": 0.9}},
+}
+WAITS["stages"] |= {"read": {"share": 0.1}, "decode": {"share": 0.8}}
+FED: dict[str, Any] = {
+    "data_wait": {"share": 0.01},
+    "split_ms": {"forward": 2.0, "backward": 4.0},
+}
+LONG: dict[str, Any] = {"rate": {"steady": 100.0, "active_s": 40.0}}
+VALIDATES = LONG | {"pauses": {"validation": 60.0}, "workers": 8}
+SAVES = LONG | {"pauses": {"checkpoint": 90.0, "ceilings": 400.0, "validation": 9.0}}
+MORE_WORKERS = GRAPHS | {"what": "--workers 16", "settings": {"workers": 16}}
+SHARES: dict[str, Any] = {
+    "compute": {"rate": 104.0, "step_ms": 10.0, "all_reduce_ms": 4.0}
+}
+SHARES |= {"loader": {"rate": 120.0}}
+LAUNCHES: dict[str, Any] = {"loader": {"rate": 120.0}}
+LAUNCHES |= {"compute": {"rate": 104.0, "step_ms": 10.0, "kernel_ms": 5.0}}
+SLOW: dict[str, Any] = {
+    "slowest_rank": {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}
+}
+VOICES: list[tuple[dict[str, Any], str, str]] = [
+    # validation was 60 % of a run, and the advice was fewer --workers
+    (summary("contention", **FED, **VALIDATES), "validation", "take 60% of the run: a"),
+    (summary("loader", 0.2, **WAITS, **VALIDATES), "validation", "larger --val-every"),
+    (VALIDATES | {"rate": {"active_s": 1.0}}, "validation", "take 98% of the run"),
+    (summary("compute", **FED, **SAVES), "checkpoint", "on a faster disk"),
+    # a step that is at its ceiling waits for nobody, whatever was measured of its loader
+    (summary("compute", **WAITS, split_ms=FED["split_ms"]), "backward", "more GPUs"),
+    (summary("compute", **FEW, split_ms=FED["split_ms"]), "backward", "more GPUs"),
+    (summary("compute", **FED, what_if=[MORE_WORKERS]), "backward", "more GPUs"),
+    # nor does a loader that is at its own
+    (summary("loader", 0.9, **{**WAITS, **FED}), "decode", "--loader dali-gpu decodes"),
+    (summary("loader", 0.9, **WAITS, what_if=[GRAPHS]), "decode", "decodes on the GPU"),
+    (summary("loader", 0.9, **WAITS, what_if=[MORE_WORKERS]), "decode", "--workers 16"),
+    (summary("storage", 0.2, **WAITS), "decode", "The storage is the limit"),
+    # below both ceilings it is what the other one waits for
+    (summary("contention", 0.9, **WAITS, workers=8), "decode", "The loader is late"),
+    (summary("contention", 0.2, **WAITS), "decode", "more --workers"),
+    (summary("contention", 0.9, **FED, workers=8), "backward", "--graphs true leaves"),
+    (summary("contention", **FED, files=PROGRESSIVE), "backward", "--graphs true lea"),
+    (
+        summary("contention", **FED, graphs_off="many shapes", workers=8),
+        "backward",
+        "fewer --workers",
+    ),
+    (summary("contention", **FEW), "first batches", "An epoch has 4 steps"),
+    (summary("loader", **FEW), "first batches", "begins with a wait"),
+    (summary("contention", **FEW | {"epoch_steps": 20}), "data_wait", "loader is late"),
+    (summary("compute", **FED, ceiling=SHARES), "all-reduce", "shares them less often"),
+    (summary("compute", **FED, ceiling=LAUNCHES), "launch", "waits for launches"),
+    (summary("contention", 0.2, **FED, **SLOW), "read", "more --workers"),
+]
+"""A summary, the stage that binds, and what is said of it."""
+
+
+@pytest.mark.parametrize(("case", "stage", "said"), VOICES)
+def test_what_binds_and_what_is_to_be_changed_have_one_voice(
+    case: dict[str, Any], stage: str, said: str
+) -> None:
+    binds = stages.binds(case)
+    assert binds is not None and binds["stage"] == stage
+    sentence = advice(case | {"binds": binds})
+    assert said in sentence
+    named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", sentence)}
+    assert named <= set(GROUP_OF)
+
+
+def test_every_pause_of_a_run_has_its_advice() -> None:
+    told = re.findall(
+        r'pause_for\("(\w+)"\)', (ROOT / "saturate/engine/loop.py").read_text()
+    )
+    assert {*told} - {"ceilings"} == PAUSES.keys()
 
 
 @pytest.mark.parametrize(("case", "said"), CASES)

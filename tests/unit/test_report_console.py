@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from saturate.contracts import counted
 from saturate.report.console import Bar, Console
 from saturate.report.facts import rows
+from saturate.report.words import ends
 from saturate.run.export import EXPORTED
 from saturate.settings.config import build
 from saturate.tasks import TASKS, kind_of
@@ -111,6 +113,49 @@ def test_a_terminal_gets_one_bar_that_is_redrawn_at_most_five_times_a_second(
     monkeypatch.setenv("CI", "true")
     train(Console(stream=stream, clock=clock), clock)
     assert "\x1b" not in stream.getvalue().removeprefix(drawn)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (80, "12%  200 img/s  loss 0.150$"),
+        (120, "12%  200 img/s  loss 0.150  wait 0.3 ms/step$"),
+    ],
+)
+def test_a_bar_of_a_run_says_when_the_run_ends(
+    columns: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6,000 of 50,000 samples at 200 a second, and for each second of training half a second of validation."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in ("NO_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Noon:
+            return cls(2026, 11, 28, 12, 0)
+
+    monkeypatch.setattr("saturate.report.words.datetime", Noon)
+    stream, clock = Terminal(), Clock()
+    of_run: dict[str, Any] = {
+        "total": 50_000,
+        "first": 4_000,
+        "rate": 100.0,
+        "stretch": 1.5,
+    }
+    with Console(stream=stream, clock=clock).epoch(title="epoch 3/50", **of_run) as bar:
+        clock.sleep(1)
+        bar.update(samples=6_000, rate=200.0, loss=0.15, wait_ms=0.31)
+        drawn = re.split(r"[\r\n]+", without_colours(stream.getvalue()))
+    began, *_, last = (picture.rstrip() for picture in drawn if "run" in picture)
+    assert began.startswith("epoch 3/50 · run 11:30 min left, ends 12:11 ━")
+    assert last.startswith("epoch 3/50 · run 5:30 min left, ends 12:05 ━")
+    assert re.search(words, last) and len(last) <= columns
+    bar.update(samples=6_000)
+    title, _ = bar.said(ended=True)
+    assert title == "epoch 3/50"
+    assert ends(25 * 3600 + 20 * 60) == "Sun 13:20"
 
 
 def test_the_result_fits_80_columns_and_names_everything(
@@ -245,6 +290,7 @@ def test_of_one_thing_there_is_no_plural() -> None:
     one |= {"validation": {"top1": 0.5, "samples": 1}}
     one |= {"clips": {"fallbacks": {"vp8": 1}}, "epoch_steps": 1}
     one |= {"rate": {"steady": 5.0, "spread": {"n": 1, "min": 4.0, "max": 6.0}}}
+    one |= {"binds": {"side": "loader", "stage": "first batches", "share": 0.5}}
     told = dict(rows(SUMMARY | one | {"data_wait": {"ms": 1.0, "share": 0.5}}, KIND))
     assert told["top-1"].endswith("of 1 sample")
     assert told["left out"].startswith("1 sample (20.00%), ")
@@ -272,6 +318,38 @@ def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
     alone = {"samples": 1_281_167, "validation": validation}
     told = "50.00%   (top-5 100.00%   loss 0.2500)   of 50,000 samples"
     assert rows(alone, KIND) == [("top-1", told)]
+
+
+def test_of_a_validation_no_bar_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says its figures and its time."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("NO_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for stream in (Terminal(), io.StringIO()):
+        clock = Clock()
+        console = Console(stream=stream, clock=clock)
+        with console.epoch(title="validation", total=9, stays=False) as bar:
+            clock.sleep(11)
+            bar.update(samples=4)
+        said = stream.getvalue()
+        assert " 44%" in said and " in 11 s" not in said
+        # the line is erased, and the next one is written over it
+        assert not stream.isatty() or said.endswith("\x1b[1A\x1b[2K")
+
+
+def test_a_run_has_a_duration_and_what_it_cost() -> None:
+    took: dict[str, Any] = {
+        "duration_s": 3000.0,
+        "start_s": {"imports": 9.0, "data": 3.0},
+    }
+    took |= {"pauses": {"validation": 400.0, "checkpoint": 2.0}}
+    took |= {"rate": SUMMARY["rate"] | {"active_s": 2500.0}}
+    said = "50:00 min (training 41:40 min, validation 6:40 min, start 12 s)"
+    assert dict(rows(SUMMARY | took, KIND))["duration"] == said
+    # 50 minutes of two GPUs at 3 dollars an hour
+    told = dict(rows(SUMMARY | took | {"dollars": 5.0}, KIND))["duration"]
+    assert told == f"{said}, $5 of GPUs"
 
 
 def test_quiet_says_only_warnings_and_the_table() -> None:

@@ -103,13 +103,40 @@ def test_a_command_that_is_no_utf8_is_kept_as_text(tmp_path: Path) -> None:
 
 
 def test_a_validation_is_said_kept_and_a_row(told: Told) -> None:
-    told.reporter.validated(RESULT, averaged=RESULT | {"top1": 0.625}, step=3, epoch=1)
-    _, second, averaged = told.stream.getvalue().splitlines()
+    told.reporter.validated(RESULT, step=2, epoch=0)
+    averaged = RESULT | {"top1": 0.625, "loss": 1.5}
+    told.reporter.validated(RESULT, averaged=averaged, step=3, epoch=1, best="average")
+    _, first, second = told.stream.getvalue().splitlines()
     figures = "top1 50.00%  top5 75.00%  loss 1.25  samples 50,000"
-    assert second == f"validated epoch 2: {figures}"
-    assert averaged.startswith("validated its average: top1 62.50%")
-    (row,) = csv.DictReader((told.folder / "results.csv").read_text().splitlines())
+    assert first == f"validated epoch 1: {figures}"
+    both = "top1 50.00% (62.50%)  top5 75.00% (75.00%)  loss 1.25 (1.5)  samples 50,000"
+    said = f"validated epoch 2, network (average): {both}  best.pt is of the average"
+    assert second == said
+    _, row = csv.DictReader((told.folder / "results.csv").read_text().splitlines())
     assert (row["top1"], row["ema_top1"]) == ("0.5", "0.625")
+
+
+def test_what_validations_say_of_the_learning_is_in_the_summary(
+    tmp_path: Path,
+) -> None:
+    """Those before a resume, too."""
+    fewest = {"class": "cat", "samples": 7}
+    for part, losses in enumerate(([1.0, 0.5], [0.7, 0.8])):
+        told = Told(tmp_path, 2 if part else None, learning={"fewest": fewest})
+        for at, loss in enumerate(losses, start=2 * part):
+            answer = {"extras": {"learning": {"one_answer": f"{at}"}}}
+            told.reporter.validated(
+                RESULT | {"loss": loss} | answer, step=at + 1, epoch=at
+            )
+        found = told.finish(finished=False)["learning"]
+        told.reporter.close()
+    assert found == {
+        "overfits": {"epoch": 2, "least": 0.5, "last": 0.8},
+        "fewest": fewest,
+        "bicubic": None,
+        "one_answer": "3",
+    }
+    assert "now" not in json.loads((tmp_path / "summary.json").read_text())
 
 
 def test_an_evaluation_has_the_figure_that_its_checkpoint_is_of() -> None:

@@ -15,6 +15,7 @@ from saturate.contracts import Split, UserError
 from saturate.dataset.coco.synthetic import SyntheticInstances
 from saturate.dataset.images.columns import Images
 from saturate.dataset.images.synthetic import SyntheticImages
+from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.open import Content, open_splits, require_splits
 from saturate.settings.config import build
 from tests.unit.coco_files import document, write, write_coco
@@ -60,6 +61,7 @@ def opened(
     content: Content | None = None,
     loader: str = "pyav",
     console: Console | None = None,
+    model: ModelClasses | None = None,
     **settings: Any,
 ) -> dict[str, Split]:
     cache = (data.parent if data else Path()) / "cache"
@@ -72,7 +74,9 @@ def opened(
         loader=loader,
         read_delay_s=config.loading.read_delay_ms / 1e3,
         evaluate=config.run.evaluate,
+        split=config.run.split,
         validates=config.run.val_every > 0,
+        model=model,
         console=console or Console(),
     )
 
@@ -123,6 +127,35 @@ def test_folders_of_images(data: Path) -> None:
     (warning,) = console.warnings
     said = "left out: 1 (files, lines, empty classes), named in the run's rejected.txt"
     assert warning == f"val: {said}"
+
+
+def test_a_split_is_evaluated_by_its_name(data: Path, video: Path) -> None:
+    """Of folders, of lists and of what Roboflow writes (test_coco_layouts.py); what lies beside it may be missing."""
+    evaluated: dict[str, Any] = {"evaluate": True, "split": "test"}
+    told = r"has no test/ folder; it must be a folder with train/"
+    fill(data, {f"train/{name}": JPEG + b"a" for name in THREE})
+    with pytest.raises(UserError, match=told):
+        opened(data, **evaluated)
+    fill(data, {f"test/{name}": JPEG + b"b" for name in THREE[1:]})
+    console = Console()
+    splits = opened(data, console=console, **evaluated)
+    assert console.counted == ["train", "test"] and names(splits["val"]) == [
+        "1.jpg",
+        "0.jpg",
+    ]
+    assert names(opened(data, evaluate=True, split="train")["val"]) == [
+        os.path.basename(name) for name in THREE
+    ]
+    model = ModelClasses(names=("bee", "ant"), origin="a checkpoint")
+    alone = opened(data, model=model, **evaluated)["val"]
+    assert alone.columns.label.tolist() == [1, 0], "the checkpoint's numbers"
+    shutil.rmtree(data / "train")
+    assert len(opened(data, **evaluated)["train"].columns) == 2
+    with pytest.raises(UserError, match="--split test: --val-share makes train and"):
+        opened(data, val_share=0.2, **evaluated)
+    clips = data / "clips"
+    put(video, clips / "train" / "run" / "a.mp4", clips / "test" / "run" / "b.mp4")
+    assert names(opened(clips, videos=True, **evaluated)["val"]) == ["b.mp4"]
 
 
 @pytest.mark.parametrize("labels", [("0", "1"), ("run", "walk")])

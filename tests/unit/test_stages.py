@@ -129,6 +129,7 @@ FED = {"data_wait": {"share": 0.01}}
 STARVED = {"data_wait": {"share": 0.4}}
 
 
+SPLIT = {"split_ms": {"forward": 1.0}}
 LAUNCHED = {"compute": {"step_ms": 10.0, "kernel_ms": 6.0}}
 SHARED = {"compute": {"step_ms": 10.0, "all_reduce_ms": 4.0}}
 LATE = {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}
@@ -157,6 +158,9 @@ LATE = {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}
         ),
         (FED | {"split_ms": {"forward": 9.0}, "ceiling": LAUNCHED}, "step", "launch"),
         (FED | {"split_ms": {"forward": 9.0}, "ceiling": SHARED}, "step", "all-reduce"),
+        (STARVED | SPLIT | {"bound": "compute"}, "step", "forward"),
+        (FED | SPLIT | {"bound": "loader"}, "loader", "data_wait"),
+        (STARVED | SPLIT | {"epoch_steps": 4}, "loader", "first batches"),
         (
             STARVED
             | {"pauses": {"validation": 9.0, "ceilings": 50.0}}

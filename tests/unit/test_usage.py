@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import yaml
 
+from saturate.__main__ import COMMANDS, usage
 from saturate.contracts import UserError
 from saturate.settings import help
 from saturate.settings.config import GROUP_OF, parse
@@ -32,6 +35,7 @@ def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
     words = [sys.executable, "-X", "importtime", "-c", f"import sys; {begin}"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0 and told.stdout == help.HELP
+    assert max(map(len, help.HELP.splitlines())) <= 80
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
     assert (
         "saturate.settings.help" in imported
@@ -48,10 +52,25 @@ def test_a_python_without_the_packages_is_told_of_the_one_that_has_them() -> Non
 
 def test_every_setting_is_explained_before_torch_is_imported() -> None:
     words = [sys.executable, "-X", "importtime", "train.py", "--help-all"]
-    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    narrow = os.environ | {"COLUMNS": "80"}
+    told = subprocess.run(words, cwd=ROOT, env=narrow, capture_output=True, text=True)
     assert told.returncode == 0 and "classification, detection" in told.stdout
+    assert max(map(len, told.stdout.splitlines())) <= 80
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
     assert "saturate.settings.config" in imported and "torch" not in imported
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"train", "predict"}))
+def test_the_help_of_a_program_fits_80_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"saturate.run.{name}").main()
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "--help" in said
+    assert max(map(len, [*said.splitlines(), *usage().splitlines()])) <= 80
 
 
 def test_flags_that_are_named_are_there() -> None:

@@ -29,7 +29,7 @@ from saturate.tasks._classification_report import (
     confusion,
     drawn_matrix,
 )
-from saturate.tasks._predictions import Answers, Collected
+from saturate.tasks._predictions import Answers, Collected, by_class, summed_up
 from saturate.tasks.classification import MeanPrecision, TopK
 from scripts import serve_example
 from tests.unit.test_classification import batch_of
@@ -108,6 +108,40 @@ def test_a_name_that_is_no_utf8_is_escaped_in_every_file(form: str) -> None:
     text = [{"path": "bad\\xff.jpg", "cl\\xff": 3, "class": "\\ud800é"}]
     assert _tables.written(rows, form) == _tables.written(text, form)
     assert serve_example.inert("=\udcff") == "'=\\xff"
+
+
+@pytest.mark.parametrize(
+    ("likeliest", "labels", "said"),
+    [
+        ([1, 1, 1], [0, 1, 2], {"learning": {"one_answer": "bee"}}),
+        ([1, 1, 2], [0, 1, 2], {}),
+        ([1, 1, 1], [1, 1, 1], {}),  # which is right
+    ],
+)
+def test_a_network_that_gives_one_answer(
+    likeliest: list[int], labels: list[int], said: dict[str, Any]
+) -> None:
+    logits = torch.eye(3)[likeliest]
+    found = ValidationFiles(classes=CLASSES, source=Pictures()).extras(
+        answers(logits, torch.tensor(labels))
+    )
+    assert {name: found[name] for name in found.keys() & {"learning"}} == said
+
+
+def test_what_is_predicted_is_counted_by_class() -> None:
+    four = answers(torch.eye(3)[[2, 2, 0, 1]] * 9, torch.zeros(4).long())
+    four.finite[3] = False
+    found = {"extras": {"answers": four}}
+    assert summed_up(found, CLASSES, several=False) == "cat 2, ant 1"
+    several = torch.tensor([[3.0, 3.0, -9.0], [-9.0, 9.0, -9.0]])
+    both = {"extras": {"answers": answers(several, torch.zeros(2).long(), binary=True)}}
+    said = "at a probability of 0.5 and above: bee 2, ant 1"
+    assert summed_up(both, CLASSES, several=True) == said
+    many = [f"{number}" for number in range(25)]
+    listed = by_class(np.repeat(np.arange(25), np.arange(25, 0, -1)), many)
+    assert listed.startswith("0 25, 1 24, ") and listed.endswith(
+        ", and 5 other classes"
+    )
 
 
 def test_files_say_what_went_wrong() -> None:

@@ -3,7 +3,7 @@
 Must not know what an annotation file holds.
 
     COCO            annotations/instances_train2017.json, train2017/*.jpg
-    Roboflow        train/_annotations.coco.json, train/*.jpg; valid/ likewise
+    Roboflow        train/_annotations.coco.json, train/*.jpg; valid/ and test/ likewise
     FiftyOne        train/labels.json, train/data/*.jpg
     CVAT            annotations/instances_default.json, images/*.jpg
     Label Studio    result.json, images/*.jpg
@@ -18,12 +18,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from saturate.contracts import UserError
 from saturate.dataset.scan import names
 
-Split = Literal["train", "val"]
 NO_BOXES = {"captions", "panoptic", "stuff", "info"}
 """Words in the names of COCO's files that have no boxes to train on."""
 
@@ -36,14 +35,14 @@ class Layout(NamedTuple):
     shared: bool = False  # the file is of both splits
 
 
-def find(root: Path, split: Split, *, keypoints: bool) -> Layout:
+def find(root: Path, split: str, *, keypoints: bool) -> Layout:
     """Return where a split lies. Raises UserError."""
     real = Path(os.path.realpath(root))
     unwanted = NO_BOXES if keypoints else NO_BOXES | {"keypoints"}
     in_splits = [
         path
         for path in real.glob("*/*.json")
-        if names.read(path.parent.name).splits & {"train", "val"}
+        if names.read(path.parent.name).splits & {"train", "val", split}
     ]
     files = [
         path
@@ -51,7 +50,7 @@ def find(root: Path, split: Split, *, keypoints: bool) -> Layout:
         if not unwanted.intersection(names.words(path.stem))
     ]
     shared = not any(_about(path, real).splits for path in files)
-    if not shared:
+    if not shared or split == "test":
         files = [path for path in files if split in _about(path, real).splits]
     # of several: those of keypoints, then those of COCO's names
     for best in (*["keypoints"] * keypoints, f"{split}2017", "instances"):
@@ -79,7 +78,7 @@ def _about(file: Path, root: Path) -> names.Name:
     return names.read(f"{folder}/{file.stem}")
 
 
-def _folder(file: Path, root: Path, split: Split) -> str:
+def _folder(file: Path, root: Path, split: str) -> str:
     """Return the folder of the images of an annotation file, below the root; "" for the root itself."""
     name = re.sub("^(instances|person_keypoints)_", "", file.stem)
     beside = file.parent
@@ -98,7 +97,7 @@ def _folder(file: Path, root: Path, split: Split) -> str:
     return "" if folder == root else str(folder.relative_to(root))
 
 
-def _named(file: Path, root: Path, split: Split, usual: Sequence[Path]) -> list[Path]:
+def _named(file: Path, root: Path, split: str, usual: Sequence[Path]) -> list[Path]:
     """Return the folder of images by its name, [] for none. Raises UserError where several may be it.
 
     It has the split's word and no other, or the other words of the annotation file: masks_train and old_train

@@ -27,7 +27,7 @@ from saturate.dataset.coco.annotation_file import (
     NotCoco,
 )
 from saturate.dataset.coco.columns import Instances, class_names, mirrored
-from saturate.dataset.coco.layouts import Split, find
+from saturate.dataset.coco.layouts import find
 from saturate.dataset.coco.warnings import annotation_warnings
 from saturate.dataset.images.columns import (
     HEADER,
@@ -57,7 +57,7 @@ NOUN = {"images": "image", "annotations": "annotation", "categories": "category"
 
 def open_coco(
     root: Path,
-    split: Split,
+    split: str,
     *,
     keypoints: bool,
     exif: str = "stored",
