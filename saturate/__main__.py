@@ -15,7 +15,7 @@ COMMANDS = {
     "tune": "finds the fastest settings that keep the recipe",
     "pack": "puts the images of any source into an LMDB, tar shards, Arrow files or folders",
     "export": "writes a trained network as one file, for other programs",
-    "report": "writes report.html of a finished run",
+    "report": "writes report.html of a finished run anew",
     "archs": "lists the networks",
     "imagenet": "makes class folders of ImageNet as it is published",
 }

@@ -316,6 +316,8 @@ def _fallback(others: Mapping[str, int], _: Summary) -> str:
 
 FACTS = (
     Fact("finished", "whether it came to its end"),
+    Fact("ended", "date and time, of the machine's clock"),
+    Fact("duration_s", "from its start to its end, of all parts that came to an end"),
     Fact("epochs", "begun, in all parts of the run, as are the next counts"),
     Fact("steps", "of the optimiser"),
     Fact("samples", "trained on"),

@@ -11,7 +11,7 @@ class Timeline:
     """The seconds of each part of the start; a part ends at its `mark`, and the first began with the process."""
 
     def __init__(self) -> None:
-        self._last = psutil.Process().create_time()
+        self.began = self._last = psutil.Process().create_time()
         self.seconds: dict[str, float] = {}
 
     def mark(self, part: str) -> None:
