@@ -24,6 +24,7 @@ from rich.text import Text
 from saturate.contracts import Reported, one_line
 from saturate.report.advice import Summary
 from saturate.report.facts import CHOSEN, chosen, rows
+from saturate.report.page import REPORT
 from saturate.report.words import duration, ends, number
 from saturate.system.programs import program
 
@@ -286,8 +287,10 @@ class Console:
         self._print("-" * WIDTH)
         if folder is not None:
             self._print(f"run folder:   {folder}")
-            if pictures := sorted(path.name for path in folder.glob("*.png")):
+            if pictures := sorted(path.name for path in folder.glob("*.[jp][pn]g")):
                 self._print(f"pictures:     {', '.join(pictures)}")
+            if (folder / REPORT).exists():
+                self._print(f"report:       {folder / REPORT}")
             best = summary.get("checkpoint")
             if best and task.predicts:
                 best = shlex.quote(best)

@@ -329,6 +329,7 @@ def _fallback(others: Mapping[str, int], _: Summary) -> str:
 
 FACTS = (
     Fact("finished", "whether it came to its end"),
+    Fact("ended", "date and time, of the machine's clock"),
     Fact("epochs", "begun, in all parts of the run, as are the next counts"),
     Fact("steps", "of the optimiser"),
     Fact("samples", "trained on"),
@@ -517,7 +518,7 @@ FACTS = (
     ),
     Fact(
         "duration_s",
-        "of the process, seconds",
+        "seconds, of all parts of the run that came to an end",
         line=Line("duration", _duration),
     ),
     Fact("dollars", "of all GPUs in that time (--gpu-price)"),

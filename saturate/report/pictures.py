@@ -1,66 +1,86 @@
-"""Training images as a person sees them: the pixels that the step got, with the names of their classes.
+"""Training images as a person sees them: the pixels that the step got, with their classes, or boxes drawn in them.
 
 Must not know: where they are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from saturate.contracts import Array, Batch
-from saturate.system.fonts import legible, line
+from saturate.contracts import Batch, Pixels
+from saturate.system import drawing
+from saturate.system.drawing import INK, Mark, Tile
+from saturate.system.fonts import legible
 
 MOST = 16
 """Images that are shown of a batch, at most."""
-SIDE = 384
-"""Pixels of the longer side, at most; larger images are shrunk."""
-LEAST = 128
-"""Pixels that an image with a name below it is enlarged to, at least: room for some fifteen letters."""
-ACROSS = 4
-"""Images with names in a row: TensorBoard shows the whole sheet 350 pixels wide."""
-LETTERS = 14
-"""Pixels of their size."""
+SIDE = 320
+"""Pixels of the longer side, at most."""
 
 
-def augmented(
-    batch: Batch, mean: torch.Tensor, std: torch.Tensor, classes: Sequence[str]
-) -> Array:
-    """Return the first images as uint8 [n, H, W, 3], of clips the frame in the middle.
+def augmented(batch: Batch, pixels: Pixels, classes: Sequence[str]) -> list[Tile]:
+    """Return the first images, of clips the frame in the middle, each with its classes below it.
 
-    Where a sample has one label they are one picture, each image with the name of its class below it.
+    Of detectors they have their boxes, masks and key points in them, and nothing below.
     """
-    images = batch.images[:MOST].float()
-    if images.ndim == 5:  # clips: N C T H W
-        images = images[:, :, images.shape[2] // 2]
-    height, width = images.shape[2:]
-    scale = min(1.0, SIDE / max(height, width))
-    if scale < 1:
-        size = max(1, round(height * scale)), max(1, round(width * scale))
-        images = torch.nn.functional.interpolate(images, size, mode="area")
-    pixels = images.permute(0, 2, 3, 1).cpu() * std + mean
-    shown: Array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
-    labels = batch.targets.get("labels")
-    # a detector's labels are of boxes (packed, or padded), with several labels an image they are of sets
-    several = {"offsets", "wanted", "boxes"} & batch.targets.keys()
-    if labels is None or several or not classes:
-        return shown
+    mean, std = torch.tensor(pixels.mean), torch.tensor(pixels.std)
+    names = _names(batch, classes)
+    tiles: list[Tile] = []
+    for place, image in enumerate(batch.images[:MOST]):
+        if image.ndim == 4:  # of a clip: C T H W
+            image = image[:, image.shape[1] // 2]
+        shares = image.float().cpu().permute(1, 2, 0) * std + mean
+        levels = (shares.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+        tile = drawing.fitted(Image.fromarray(levels), SIDE)
+        marks = _marks(batch, classes, place)
+        tile = drawing.marked(tile, marks, tile.width / levels.shape[1])
+        tiles.append((tile, [(name, INK) for name in names[place : place + 1]]))
+    return tiles
+
+
+def _marks(batch: Batch, classes: Sequence[str], place: int) -> Iterator[Mark]:
+    """Yield the objects of an image of a detector's batch, whose targets are packed or padded."""
+    targets = batch.targets
+    if "boxes" not in targets:
+        return
+    own: slice | int = place
+    if "offsets" in targets:
+        own = slice(*targets["offsets"][place : place + 2].tolist())
+    names = {"boxes", "labels", "masks", "keypoints"} & targets.keys()
+    parts = {name: targets[name][own].cpu().numpy() for name in names}
+    for at, label in enumerate(parts["labels"].tolist()):
+        if label < 0:  # a place without a box
+            continue
+        yield Mark(
+            box=parts["boxes"][at],
+            category=label,
+            text=legible(classes[label], label),
+            mask=parts["masks"][at] if "masks" in parts else None,
+            points=parts["keypoints"][at] if "keypoints" in parts else None,
+        )
+
+
+def _names(batch: Batch, classes: Sequence[str]) -> list[str]:
+    """Return the names of each image's classes, of a mixed one those of both images; [] where images have none."""
+    if not classes or "boxes" in batch.targets:
+        return []
+    read = {"labels", "wanted", "partners", "shares"} & batch.targets.keys()
+    targets = {name: batch.targets[name].cpu().numpy() for name in read}
+    sets = [np.flatnonzero(wanted) for wanted in targets.get("wanted", ())]
+    if not sets and "labels" in targets and targets["labels"].ndim == 1:
+        sets = [label[label >= 0] for label in targets["labels"][:, None]]
     names = [
-        legible(classes[label], label + 1) if label >= 0 else ""
-        for label in labels[:MOST].cpu().tolist()
+        ", ".join(legible(classes[at], at + 1) for at in one.tolist()) for one in sets
     ]
-    times = max(-(-LEAST // min(shown.shape[1:3])), 1)
-    enlarged = shown.repeat(times, axis=1).repeat(times, axis=2)
-    height, width = enlarged.shape[1] + 22, enlarged.shape[2]
-    rows = -(-len(names) // ACROSS)
-    sheet = Image.new("RGB", (ACROSS * width, rows * height), "white")
-    text = ImageDraw.Draw(sheet)
-    for place, (image, name) in enumerate(zip(enlarged, names, strict=True)):
-        left, top = place % ACROSS * width, place // ACROSS * height
-        sheet.paste(Image.fromarray(image), (left, top))
-        cut, own = line(name, width - 4, LETTERS)
-        text.text((left + 2, top + height - 21), cut, fill="black", font=own)
-    return np.asarray(sheet)[None]
+    if "partners" not in targets:
+        return names
+    return [
+        name if share > 0.995 else f"{share:.0%} {name} + {names[partner]}"
+        for name, share, partner in zip(
+            names, targets["shares"], targets["partners"], strict=True
+        )
+    ]

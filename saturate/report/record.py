@@ -38,18 +38,23 @@ REJECTED = "rejected.txt"
 """Samples that the scans have left out: split, tab, name, tab, why."""
 METRICS = "metrics.jsonl"
 """A line a point: training, windows of the rate, validations."""
+TRAIN_BATCH = "train_batch.jpg"
+"""The first batch as the network gets it."""
+VAL_BATCH = "val_batch.jpg"
+"""Images of the last validation: truth beside what was found."""
 BEGUN = (
     "config.yaml",
     METRICS,
     FAILED_SAMPLES,
     REJECTED,
     "trackers.json",
+    TRAIN_BATCH,
     "events.out.tfevents.*",
 )
 """Files that a run has before its first checkpoint: with --resume auto it may begin anew beside these."""
 VALIDATED = (
     *("summary.json", "results.*", "detections*.json", "classes.csv"),
-    *("val_predictions.csv", "confusion.*", "mistakes.png"),
+    *("val_predictions.csv", "confusion.*", "mistakes.png", VAL_BATCH, "report.html"),
 )
 """Files of validations. They may be there before last.pt, which is written beside, or which a full disk has not
 taken.
@@ -62,7 +67,7 @@ LEFT_BY_A_RUN = (
     *PREDICTED,
     *CHECKPOINTS,
     *VALIDATED,
-    *("*.pt2", "*.onnx", "report.html"),
+    *("*.pt2", "*.onnx"),
 )
 """Files that runs, and programs that are given a run, leave in its folder. Beside any of them no other run begins."""
 

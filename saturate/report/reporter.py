@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from saturate.contracts import (
     Batch,
@@ -26,7 +25,7 @@ from saturate.contracts import (
     Reported,
     World,
 )
-from saturate.report import curves, facts, pictures, stages, summary
+from saturate.report import curves, facts, page, pictures, stages, summary
 from saturate.report.advice import look_up
 from saturate.report.console import Bar, Console
 from saturate.report.facts import EMA, PHASES, mean
@@ -37,11 +36,18 @@ from saturate.report.hardware import (
     versions,
 )
 from saturate.report.meter import Meter, too_high
-from saturate.report.record import FAILED_SAMPLES, REJECTED, RESULTS, Record
+from saturate.report.record import (
+    FAILED_SAMPLES,
+    REJECTED,
+    RESULTS,
+    TRAIN_BATCH,
+    VAL_BATCH,
+    Record,
+)
 from saturate.report.sinks import Boards
 from saturate.report.tensorboard import GLANCE, PAGES
 from saturate.report.words import figures, number
-from saturate.system import fonts
+from saturate.system import drawing, fonts
 from saturate.system.timeline import Timeline
 
 NOT_IN_SUMMARY = (
@@ -56,6 +62,8 @@ NOT_IN_SUMMARY = (
     *summary.DETECTION,
 )
 """Entries of a run's description that summary.json does not take over as they are."""
+OF_VAL_BATCH = ("val/predictions", "val/crops")
+"""Tags of the pictures of a validation that are a file of the run as well."""
 SAID = 5
 """Samples that could not be decoded, of one check, that are said by name."""
 
@@ -355,6 +363,8 @@ class Reporter:
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
         for tag, images in extras.get("images", {}).items():
             self._board.images(tag, images, step)
+            if tag in OF_VAL_BATCH:
+                self._record.file(VAL_BATCH, drawing.encoded(images[0], "JPEG"))
         line = {"epoch": epoch, **self._validation, "failed": result["failed"]}
         self._record.point("val", step, line)
         names = [figure.name for figure in self._task.figures]
@@ -377,16 +387,16 @@ class Reporter:
         self._console.info(f"validated{which}: {said}")
 
     def images(self, batch: Batch) -> None:
-        """Show a grid of augmented training images, or of the middle frames of clips, once a run."""
+        """Show augmented training images, or the middle frames of clips, with classes or boxes, once a run."""
         if self._world.rank == 0:
-            mean = torch.tensor(self._pixels.mean)
-            std = torch.tensor(self._pixels.std)
-            shown = pictures.augmented(batch, mean, std, self._classes)
+            tiles = pictures.augmented(batch, self._pixels, self._classes)
             # the pixels were copied to the host, behind the step
             self._timeline.mark("first step")
             if self._description["settings"].get("profile"):
                 self._console.info(self._timeline.told())
-            self._board.images("augmented", shown, 0)
+            small = drawing.sheet(tiles, across=4)
+            self._record.file(TRAIN_BATCH, drawing.encoded(small, "JPEG"))
+            self._board.images("augmented", drawing.sheet(tiles)[None], 0)
 
     def info(self, line: str) -> None:
         """Say a line."""
@@ -431,8 +441,12 @@ class Reporter:
         self._finished = finished
         step = progress["step"]
         first = self._task.figures[0]
+        earlier = self._record.earlier_summary() if self._resumed_at else None
+        before_s = (earlier or {}).get("duration_s", 0.0)
         trained = {
             "finished": finished,
+            "ended": time.strftime("%Y-%m-%d %H:%M"),
+            "duration_s": before_s + self._timeline.passed_s(),
             **summary.trained(progress, failed),
             "early_stop": self._early_stop,
             **summary.best(progress, first, self._record.folder),
@@ -448,10 +462,14 @@ class Reporter:
         self._settings(values)
         if self._record.enabled:
             folder = self._record.folder
-            # drawn from a file that the storage may not say again
+            # made of files that the storage may not say again
             with suppress(OSError):
-                if picture := curves.png(folder, values, first):
-                    self._record.file(curves.RESULTS, picture)
+                files, charts = curves.files(folder, values, first)
+                for name, content in files.items():
+                    self._record.file(name, content)
+                data = self._description["settings"].get("data")
+                content = page.page(folder, values, self._task, charts, data=data)
+                self._record.file(page.REPORT, content)
         if finished:
             self._tell_rate(values, step=step)
             self._console.result(values, self._task, folder=self._record.folder)
@@ -504,7 +522,6 @@ class Reporter:
             for name, value in self._description.items()
             if name not in NOT_IN_SUMMARY
         }
-        duration_s = self._timeline.passed_s()
         price = self._description["settings"].get("gpu_price")
         clips: dict[str, Any] = {}
         if frames := about.get("clip_frames"):
@@ -533,8 +550,7 @@ class Reporter:
                 "sm_mhz": load["gpu"]["sm_mhz"],
                 "stages": of_loader,
             },
-            "duration_s": duration_s,
-            "dollars": price and price * self._world.size * duration_s / 3600,
+            "dollars": price and price * self._world.size * trained["duration_s"] / 3600,
             "learning": {**about.get("learning", {}), **self._of_last_pass},
             facts.NOW: {"validations": self._validations},
             "pauses": self._meter.pauses,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from saturate.contracts import Array, Reported, utf8
-from saturate.report.facts import CURVES, EFFICIENCY, SHARES
+from saturate.report.facts import CURVES, EFFICIENCY, EMA, SHARES
 from saturate.report.record import Appender, replace, replace_in_time
 
 SETTINGS_FILE = "events.out.tfevents.0.settings"
@@ -73,7 +73,7 @@ PAGES = (
         "and the tooltip names each curve",
     ),
     ("[HPARAMS](#hparams)", "a row a run: what binds it, loader, network, rate"),
-    ("[IMAGES](#images)", "what the network is given, confusion, mistakes"),
+    ("[IMAGES](#images)", "what the network is given, truth beside what it finds"),
     ("[TEXT](#text)", "this, and once the run is over its closing table: `result`"),
 )
 """What each page of TensorBoard has."""
@@ -86,6 +86,8 @@ def at_a_glance(task: Reported) -> dict[str, str]:
         "train/loss": f"{GLANCE}/loss",
         "throughput/samples_per_s": f"{GLANCE}/samples_per_s",
         f"val/{first}": f"{GLANCE}/{first}",
+        # with --ema: best.pt may be of the average
+        f"val/{EMA}{first}": f"{GLANCE}/{EMA}{first}",
     }
 
 
@@ -167,7 +169,7 @@ class Board:
         return finite
 
     def images(self, tag: str, images: Array, step: int) -> None:
-        """Write uint8 [N, H, W, 3] as one grid, eight in a row."""
+        """Write uint8 [N, H, W, 3]: one picture, or several as one grid, eight in a row."""
         if self._file is None or (tag, step) in self._kept:
             return
         from torch.utils.tensorboard.summary import image

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from saturate.settings.cli import Settings
-from saturate.settings.types import Facts, Side, setting
+from saturate.settings.types import Facts, Share, Side, setting
 
 
 class Detection(Settings):
@@ -44,3 +44,8 @@ class Detection(Settings):
         "faster-coco-eval", changes_rate=False, evaluation="own"
     )
     """Library that computes AP. Both give the same figures; faster-coco-eval is faster."""
+    score_threshold: Share = setting(
+        0.5, changes_rate=False, resume="free", evaluation="own", recipe=False
+    )
+    """Least score of what is drawn into pictures. Files of detections have all that is found, whatever its
+    score."""

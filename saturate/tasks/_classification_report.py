@@ -4,11 +4,11 @@ confusion.csv, confusion.png    how often each class was taken for each
 classes.csv                     accuracy by class, and what a class was mostly taken for
 val_predictions.csv             label and likeliest classes of every sample
 mistakes.png                    the most confident mistakes, with their names
+val_batch.jpg                   some samples, right and wrong ones, with theirs
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image, ImageDraw
-from torchvision.utils import make_grid
+from PIL import Image, ImageColor, ImageDraw
 
 from saturate.contracts import Array, Source
 from saturate.loaders.images.decoders import shown_rgb
+from saturate.system import drawing
+from saturate.system.drawing import INK, RIGHT, WRONG, Tile
 from saturate.system.fonts import font, legible, line
 from saturate.tasks import _tables
-from saturate.tasks._predictions import Answers
+from saturate.tasks._predictions import NOTHING, Answers, spread
 
 BINS = 15
 """Bins of the expected calibration error, of equal width: Guo et al. 2017, https://arxiv.org/abs/1706.04599."""
@@ -33,10 +33,13 @@ MOST_CLASSES = 1_000
 FILES = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
 """Files that not every validation has."""
 MISTAKES = 20
-SIDE = 160
-"""Pixels of a mistake's picture."""
-LETTERS = 10
-"""Pixels of the size of what stands below it."""
+"""Mistakes in mistakes.png, five a row."""
+SHOWN = 8
+"""Samples of a validation, spread evenly over all, and of the mistakes, that TensorBoard shows two in a row."""
+SIDE = 200
+"""Pixels of the longer side of a sample's picture, at most."""
+LIKELY = 0.5
+"""Probability from which a class counts as found, where a sample has several."""
 NAMED = 100
 """Classes up to which the confusion matrix has their names."""
 MARGIN = 200
@@ -65,8 +68,10 @@ class ValidationFiles:
         labels = [self.classes[label] for label in answers.labels.tolist()]
         files = dict.fromkeys(FILES, b"")
         files["val_predictions.csv"] = self._predictions(answers, "label", labels)
-        pictures = {}
-        if len(answers) and len(self.classes) <= MOST_CLASSES:
+        if not len(answers):
+            return {"files": files, "images": {}}
+        images: dict[str, Array] = {}
+        if len(self.classes) <= MOST_CLASSES:
             matrix = confusion(answers, len(self.classes))
             rows = [
                 {"label": name, **dict(zip(self.classes, counts, strict=True))}
@@ -74,33 +79,29 @@ class ValidationFiles:
             ]
             files["confusion.csv"] = _tables.written(rows)
             files["classes.csv"] = self._by_class(matrix)
-            pictures["confusion"] = drawn_matrix(matrix, self.classes)
-        mistakes = self._mistakes(answers)
-        if mistakes:
-            pictures["mistakes"] = stacked(mistakes)
-        images = {}
-        for name, picture in pictures.items():
-            buffer = io.BytesIO()
-            picture.save(buffer, "PNG")
-            files[f"{name}.png"] = buffer.getvalue()
-            images[f"val/{name}"] = np.asarray(picture)[None]
-        found = {"files": files, "images": images}
-        answered, labelled = (
-            np.unique(answers.classes[:, :1]),
-            np.unique(answers.labels),
+            picture = np.asarray(drawn_matrix(matrix, self.classes))
+            files["confusion.png"] = drawing.encoded(picture, "PNG")
+            images["val/confusion"] = picture[None]
+        wanted = [{label} for label in answers.labels.tolist()]
+        wrong = np.flatnonzero(
+            (answers.classes[:, 0] != answers.labels) & answers.finite
         )
-        if len(answered) == 1 < len(labelled):
+        surest = wrong[np.argsort(-answers.shares[wrong, 0], kind="stable")][:MISTAKES]
+        if tiles := self._tiles(answers, wanted, surest):
+            files["mistakes.png"] = drawing.encoded(drawing.sheet(tiles, 5), "PNG")
+            images["val/mistakes"] = drawing.sheet(tiles[:SHOWN])[None]
+        found = {"files": files, "images": images | self._shown(answers, wanted)}
+        answered = np.unique(answers.classes[:, :1])
+        if len(answered) == 1 < len(np.unique(answers.labels)):
             found["learning"] = {"one_answer": self.classes[answered[0]]}
         return found
 
-    def multi_label_tables(
+    def multi_label_extras(
         self, answers: Answers, wanted: Array, precisions: Sequence[float | None]
-    ) -> dict[str, bytes]:
-        """Return the files of a validation with several labels each; `wanted` [n, C] is above 0 for these."""
-        labels = [
-            ";".join(self.classes[at] for at in np.flatnonzero(own).tolist())
-            for own in wanted
-        ]
+    ) -> dict[str, Any]:
+        """Return `extras` of a validation with several labels each; `wanted` [n, C] is above 0 for these."""
+        sets = [{*np.flatnonzero(own).tolist()} for own in wanted]
+        labels = [";".join(self.classes[at] for at in sorted(own)) for own in sets]
         by_class = [
             {
                 "class": name,
@@ -111,10 +112,19 @@ class ValidationFiles:
                 self.classes, wanted.sum(axis=0), precisions, strict=True
             )
         ]
-        return {
+        files = {
             "classes.csv": _tables.written(by_class),
             "val_predictions.csv": self._predictions(answers, "labels", labels),
         }
+        return {"files": files, "images": self._shown(answers, sets, several=True)}
+
+    def _shown(
+        self, answers: Answers, wanted: Sequence[set[int]], *, several: bool = False
+    ) -> dict[str, Array]:
+        """Draw some samples, right and wrong ones, as `images` of `extras`; {} where none can be read."""
+        places = np.array(spread(len(answers), SHOWN), int)
+        tiles = self._tiles(answers, wanted, places, several=several)
+        return {"val/predictions": drawing.sheet(tiles)[None]} if tiles else {}
 
     def _predictions(
         self, answers: Answers, column: str, labels: Sequence[str]
@@ -146,63 +156,61 @@ class ValidationFiles:
             )
         return _tables.written(rows)
 
-    def _mistakes(self, answers: Answers) -> list[Image.Image]:
-        """Draw the most confident mistakes of which there are pixels."""
-        if not len(answers):
-            return []
-        wrong = np.flatnonzero(
-            (answers.classes[:, 0] != answers.labels) & answers.finite
-        )
-        surest = wrong[np.argsort(-answers.shares[wrong, 0], kind="stable")][:MISTAKES]
-        tiles = []
-        for place in surest.tolist():
+    def _tiles(
+        self,
+        answers: Answers,
+        wanted: Sequence[set[int]],
+        places: Array,
+        *,
+        several: bool = False,
+    ) -> list[Tile]:
+        """Return the samples in these places that can be read, and below each its labels, the answer and its file.
+
+        `wanted` [n] are the labels. Of `several` the answer is all classes that are LIKELY, else the likeliest.
+        """
+        tiles: list[Tile] = []
+        for place in places.tolist():
             sample = int(answers.ids[place])
             try:
                 turn = 0 if self.turns is None else int(self.turns[sample])
                 picture = shown_rgb(self.source.read(sample), turn)
             except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
                 continue
-            picture.thumbnail((SIDE, SIDE))
-            tile = Image.new("RGB", (SIDE + 8, SIDE + 50), "white")
-            left, top = (SIDE - picture.width) // 2, (SIDE - picture.height) // 2
-            tile.paste(picture, (4 + left, top))
-            label, answer = (
-                legible(self.classes[int(at)], int(at) + 1)
-                for at in (answers.labels[place], answers.classes[place, 0])
-            )
-            file = PurePath(self.source.name(sample)).name
-            texts = (
-                (label, SIDE - 60, ", said to be"),
-                (answer, SIDE - 32, f" {answers.shares[place, 0]:.0%}"),
-                (file, SIDE, ""),
-            )
-            draw = ImageDraw.Draw(tile)
-            for at, (text, pixels, behind) in enumerate(texts):
-                cut, own = line(text, pixels, LETTERS)
-                draw.text((4, SIDE + 2 + 15 * at), cut + behind, "black", own)
-            tiles.append(tile)
+            shares = answers.shares[place]
+            count = int((shares >= LIKELY).sum()) if several else 1
+            found = answers.classes[place, : count * answers.finite[place]].tolist()
+            said = [
+                f"{share:.0%} {self._legible(at)}"
+                for at, share in zip(found, shares, strict=False)
+            ]
+            lines = [
+                (", ".join(map(self._legible, sorted(wanted[place]))), INK),
+                (
+                    ", ".join(said) or NOTHING,
+                    RIGHT if {*found} == wanted[place] else WRONG,
+                ),
+                (PurePath(self.source.name(sample)).name, "gray"),
+            ]
+            tiles.append((drawing.fitted(picture, SIDE), lines))
         return tiles
 
-
-def stacked(tiles: Sequence[Image.Image]) -> Image.Image:
-    """Lay pictures of one size side by side, five a row."""
-    pixels = torch.from_numpy(np.stack([np.asarray(tile) for tile in tiles]))
-    sheet = make_grid(pixels.movedim(-1, 1), nrow=5, padding=0, pad_value=255)
-    return Image.fromarray(sheet.movedim(0, -1).numpy())
+    def _legible(self, number: int) -> str:
+        return legible(self.classes[number], number + 1)
 
 
 def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
-    """Draw a row a label, a column an answer in the same order, dark where its share of the row is.
+    """Draw a row a label, a column an answer in the same order, dark where its share of the row is, RIGHT or WRONG.
 
-    Up to NAMED classes, with which the picture grows, both have their names, and cells their numbers.
+    Up to NAMED classes, with which the picture grows, both have their names, and cells their shares and numbers.
     """
     roomy = len(matrix) <= NAMED
     cell = max(20 if roomy else 1, 900 // len(matrix))
     side = len(matrix) * cell
     margin = MARGIN if roomy else TITLE
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    # axes: [label, answer, channel]; from white to dark blue
-    colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
+    # axes: [label, answer, channel]; from white to a full colour
+    full = np.array([ImageColor.getrgb(colour) for colour in (WRONG, RIGHT)])
+    colours = 255 - shares[:, :, None] * (255 - full[np.eye(len(matrix), dtype=int)])
     cells = Image.fromarray(colours.astype(np.uint8))
     cells = cells.resize((side, side), Image.Resampling.NEAREST)
     sheet = Image.new("RGB", (margin + side + 4, margin + side + 4), "white")
@@ -229,10 +237,13 @@ def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
         draw.line((margin, edge, end, edge), "lightgray")
     digits = font(max(min(18, cell // 2), 1))
     for (row, column), count in np.ndenumerate(matrix) if roomy else ():
-        if digits.getlength(str(count)) < cell - 2:
-            at = middles[column], middles[row]
-            colour = "white" if shares[row, column] > 0.6 else "black"
-            draw.text(at, str(count), colour, digits, anchor="mm")
+        lines = [f"{count:,}", f"{shares[row, column]:.0%}"][: 1 + (count > 0)]
+        fits = [text for text in lines if digits.getlength(text) < cell - 2]
+        # a cell that is too low has its number alone
+        text = "\n".join(fits[: max(cell // 22, 1)])
+        colour = "white" if shares[row, column] > 0.5 else INK
+        at = middles[column], middles[row]
+        draw.text(at, text, colour, digits, "mm", align="center")
     return sheet
 
 

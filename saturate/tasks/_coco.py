@@ -166,7 +166,7 @@ def ground_truth(columns: Instances, kind: str) -> dict[str, Any]:
     if kind == "masks":
         sizes = np.stack([columns.height, columns.width], axis=1)[image_of].tolist()
         shape["segmentation"] = [
-            _segmentation(columns, place, size) for place, size in enumerate(sizes)
+            segmentation(columns, place, size) for place, size in enumerate(sizes)
         ]
     if kind == "keypoints":
         points = np.asarray(columns.keypoints, np.float64)
@@ -199,7 +199,7 @@ def _entries(columns: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
-def _segmentation(columns: Instances, place: int, size: list[int]) -> Any:
+def segmentation(columns: Instances, place: int, size: list[int]) -> Any:
     """Return polygons, or uncompressed run lengths; where there are neither, a polygon without an inside."""
     runs = columns.rle[columns.rle_offsets[place] : columns.rle_offsets[place + 1]]
     if len(runs):

@@ -15,6 +15,7 @@ from saturate.plan import geometry
 from saturate.system.processes import Beside
 from saturate.tasks import _coco, _masks, _results
 from saturate.tasks._coco import Detections
+from saturate.tasks._predictions import spread
 
 DRAWN = 4
 """Images of a validation that are drawn with their detections, spread evenly from the first to the last."""
@@ -36,7 +37,7 @@ class Nothing:
 class CocoAP:
     """contracts.Metric: COCO's figures of boxes, and of masks or keypoints beside them.
 
-    `source` has the images that are drawn; without it none are.
+    `source` has the images that are drawn; without it none are. `threshold`: least score of what is drawn.
 
     Detections are kept on the host, in arrays; rank 0 compares them.
     """
@@ -49,10 +50,12 @@ class CocoAP:
         masks: bool = False,
         keypoints: bool = False,
         evaluator: str = "faster-coco-eval",
+        threshold: float = 0.5,
     ) -> None:
         self._columns = columns
         self._source = source
         self._evaluator = evaluator
+        self._threshold = threshold
         kinds = {"boxes": True, "masks": masks, "keypoints": keypoints}
         self._kinds = [kind for kind, there in kinds.items() if there]
         self._seen: list[int] = []  # samples that could be decoded
@@ -102,11 +105,11 @@ class CocoAP:
         # import of another thread
         from saturate.tasks import _plots  # noqa: F401
 
-        counts = {"samples": decoded, "outputs_not_finite": len(not_finite)}
+        counts = {"samples": len(decoded), "outputs_not_finite": len(not_finite)}
         return Beside(lambda: self._scored(detections, counts))
 
-    def _of_all(self, world: World) -> tuple[Detections, int, set[int]]:
-        """Return what all ranks have: detections by image, images, and those whose output is no number."""
+    def _of_all(self, world: World) -> tuple[Detections, list[int], set[int]]:
+        """Return what all ranks have: detections by image, the samples, and those whose output is no number."""
         own = Detections.joined(self._parts), self._seen, self._not_finite
         self._parts.clear()
         parts, seen, not_finite = zip(*world.gather(own), strict=True)
@@ -116,7 +119,7 @@ class CocoAP:
             raise ValueError(
                 "an image was validated twice, so its objects would count twice: the plan or the loader is wrong"
             )
-        return Detections.joined(parts), len(everyone), lost
+        return Detections.joined(parts), everyone, lost
 
     def _scored(self, detections: Detections, counts: dict[str, int]) -> dict[str, Any]:
         """Return the figures, and as `extras` results files, AP by class, and pictures."""
@@ -137,7 +140,9 @@ class CocoAP:
                 scalars[f"val_{prefix}ap/{names[category]}"] = value
             images[f"val/{prefix}precision_recall"] = _plots.curves(scores)
         drawn = spread(len(columns), DRAWN)
-        pictures = _plots.predictions(columns, self._source, detections, drawn)
+        pictures = _plots.predictions(
+            columns, self._source, detections, drawn, self._threshold
+        )
         if pictures is not None:
             images["val/predictions"] = pictures
         figures["extras"] = {"files": files, "scalars": scalars, "images": images}
@@ -195,9 +200,3 @@ def _on_host(
         columns[name] = np.split(torch.cat(values).float().cpu().numpy(), ends)
     for place in range(len(chosen)):
         yield {name: column[place] for name, column in columns.items()}
-
-
-def spread(samples: int, count: int) -> list[int]:
-    """Choose at most `count` of so many samples, at equal distances, the first and the last among them."""
-    places = np.linspace(0, samples - 1, min(count, samples))
-    return [int(place) for place in places]

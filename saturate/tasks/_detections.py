@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Source, Split, World, utf8
+from saturate.contracts import Split, World, counted, utf8
 from saturate.dataset.coco.columns import ANNOTATED, BACKGROUND, UNUSED, Instances
 from saturate.dataset.images.columns import Header, Images
 from saturate.tasks import _results
 from saturate.tasks._coco import Detections
-from saturate.tasks._coco_ap import CocoAP, spread
-from saturate.tasks._predictions import NO_NUMBER, by_class
+from saturate.tasks._coco_ap import CocoAP
+from saturate.tasks._predictions import (
+    NO_NUMBER,
+    NOTHING,
+    by_class,
+    picture_names,
+    spread,
+)
 from saturate.tasks.kind import Asked
 
 DRAWN = 100
@@ -67,9 +73,19 @@ class Found(CocoAP):
     """contracts.Metric that scores nothing: its result are the detections of all ranks."""
 
     def result(self, world: World) -> dict[str, Any]:  # type: ignore[override]
-        """Return the detections by image, and the samples whose output is no number."""
-        detections, _, not_finite = self._of_all(world)
-        return {"detections": detections, "not_finite": not_finite}
+        """Return the detections by image, samples whose output is no number, and `notes`: where nothing is found."""
+        detections, decoded, not_finite = self._of_all(world)
+        likely = detections.image_ids[detections.scores >= self._threshold]
+        finite = np.array(sorted({*decoded} - not_finite), int)
+        empty = finite[~np.isin(self._columns.image_id[finite], likely)]
+        notes = []
+        if len(empty):
+            assert self._source is not None
+            notes.append(
+                f"{NOTHING} in {len(empty):,} of {counted(len(decoded), 'image')} "
+                f"(--score-threshold {self._threshold:g}), first {self._source.name(empty[0])}"
+            )
+        return {"detections": detections, "not_finite": not_finite, "notes": notes}
 
 
 def write_detections(
@@ -79,14 +95,19 @@ def write_detections(
     *,
     split: Split[Instances],
     kinds: Sequence[str],
+    threshold: float,
 ) -> list[Path]:
-    """Write detections*.json in COCO's results format, pictures, and images.json: the file of each id."""
+    """Write detections*.json in COCO's results format, pictures, and images.json: the file of each id.
+
+    `threshold`: least score of what is drawn.
+    """
     detections: Detections = found["detections"]
     columns = split.columns
     files = []
     for kind in kinds:
         files.append(folder / _results.file_name(kind))
         files[-1].write_bytes(_results.encoded(_results.entries(detections, kind)))
+    drawn = _draw(folder / "drawn", split, detections, threshold)
     images = []
     for place, name in enumerate(asked.names):
         sample = int(asked.samples[place])
@@ -95,6 +116,8 @@ def write_detections(
             own = {"id": int(columns.image_id[sample]), **own}
             own["width"] = int(columns.width[sample])
             own["height"] = int(columns.height[sample])
+        if sample in drawn:
+            own["drawn"] = f"drawn/{drawn[sample]}"
         error = NO_NUMBER if sample in found["not_finite"] else asked.errors.get(place)
         images.append(own | ({} if error is None else {"error": error}))
     named = zip(columns.category_ids.tolist(), columns.class_names, strict=True)
@@ -103,32 +126,35 @@ def write_detections(
     listed.write_text(
         json.dumps({"images": images, "categories": categories}, indent=1) + "\n"
     )
-    drawn = _draw(folder / "drawn", split.source, columns, detections)
     return [*files, listed, *([folder / "drawn"] if drawn else [])]
 
 
-def summed_up(found: Mapping[str, Any], *, columns: Instances) -> str:
+def summed_up(
+    found: Mapping[str, Any], *, columns: Instances, threshold: float
+) -> str:
     """Say how many objects of each class were found, of those that are drawn."""
-    from saturate.tasks import _plots
-
     detections: Detections = found["detections"]
-    numbers = detections.category_ids[detections.scores >= _plots.LEAST]
+    numbers = detections.category_ids[detections.scores >= threshold]
     names = dict(zip(columns.category_ids.tolist(), columns.class_names, strict=True))
     said = by_class(numbers, names) or "nothing"
-    return f"found at a score of {_plots.LEAST} and above: {said}"
+    return f"found at a score of {threshold:g} and above: {said}"
 
 
-def _draw(folder: Path, source: Source, columns: Instances, found: Detections) -> int:
-    """Draw at most DRAWN images into the folder, each named by its image's id; return how many."""
+def _draw(
+    folder: Path, split: Split[Instances], found: Detections, threshold: float
+) -> dict[int, str]:
+    """Draw at most DRAWN images into the folder, named after their files; return sample -> name."""
     from saturate.tasks import (
         _plots,  # with matplotlib, which other tasks start without
     )
 
-    count = 0
-    for sample in spread(len(columns), DRAWN):
-        picture = _plots.detected(columns, source, found, sample)
+    samples = spread(len(split.columns), DRAWN)
+    names = picture_names([split.source.name(sample) for sample in samples], ".jpg")
+    drawn = {}
+    for sample, name in zip(samples, names, strict=True):
+        picture = _plots.detected(split.columns, split.source, found, sample, threshold)
         if picture is not None:
             folder.mkdir(exist_ok=True)
-            picture.save(folder / f"{columns.image_id[sample]:06d}.jpg", quality=90)
-            count += 1
-    return count
+            picture.save(folder / name, quality=90)
+            drawn[sample] = name
+    return drawn

@@ -1,4 +1,4 @@
-"""Masks inside their boxes -> COCO's run lengths of whole images. Must not know batches or scores."""
+"""Masks inside their boxes -> COCO's run lengths of whole images, and back. Must not know batches or scores."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def encoded(
         code = coder.encode(pixels)
         codes.append({"size": code["size"], "counts": code["counts"].decode()})
     return codes
+
+
+def decoded(segmentation: Any, height: int, width: int) -> Array:
+    """Return uint8 [H, W], 1 inside, of COCO's polygons, or run lengths that are compressed or not."""
+    from pycocotools import mask as coder
+
+    if isinstance(segmentation, list):
+        segmentation = coder.merge(coder.frPyObjects(segmentation, height, width))
+    elif isinstance(segmentation["counts"], list):
+        segmentation = coder.frPyObjects(segmentation, height, width)
+    pixels: Array = coder.decode(segmentation)
+    return pixels

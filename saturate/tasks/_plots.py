@@ -2,84 +2,81 @@
 
 from __future__ import annotations
 
-import colorsys
 import logging
+from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 # here: what scores is forked, and may wait for no import of another thread
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
-from torchvision.utils import draw_bounding_boxes
 
 from saturate.contracts import Array, Source
 from saturate.dataset.coco.columns import Instances
 from saturate.loaders.images.decoders import shown_rgb
-from saturate.system import fonts
-from saturate.tasks._coco import PREFIXES, Detections, Scores, names
+from saturate.system import drawing, fonts
+from saturate.system.drawing import INK, Mark, Tile
+from saturate.tasks._coco import PREFIXES, Detections, Scores, segmentation
+from saturate.tasks._masks import decoded
+from saturate.tasks._predictions import NOTHING
 
 # once on a machine it says that it looks for fonts
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
-SIDE = 320  # of a picture, pixels: two, ground truth and detections, lie side by side
-LEAST = 0.5  # score of a detection that is drawn
-MOST = 20  # detections that are drawn of an image
-FALLBACK = 3  # the likeliest that are drawn where nothing has that score
+SIDE = 480  # of a picture, pixels: two, ground truth and detections, lie side by side
 # overlaps of which there is a curve, places among 0.5, 0.55, ..., 0.95
 CURVES = (0, 2, 4, 5, 7, 9)
-GOLDEN = 0.618034  # steps of the hue: categories next to each other get different ones
-
-Marked = list[tuple[Array, int, str]]
-"""What is drawn, the last one on top: a box x y width height in the stored image, its category, a text."""
 
 
 def predictions(
-    columns: Instances, source: Source | None, found: Detections, samples: list[int]
+    columns: Instances,
+    source: Source | None,
+    found: Detections,
+    samples: list[int],
+    threshold: float,
 ) -> Array | None:
-    """Draw, uint8 [n, SIDE, 2 SIDE, 3], of each sample ground truth, and to its right detections.
+    """Draw, uint8 [1, H, W, 3], a row a sample: ground truth, and to its right detections.
 
     None when none can be read.
     """
-    named = _named(columns)
-    ids = np.asarray(columns.category_ids)
-    tiles = []
+    tiles: list[Tile] = []
     for sample in samples:
         picture = None if source is None else _picture(columns, source, sample)
         if picture is None:
             continue
-        expected = []
-        there = columns.annotations(sample)
-        for box, category, crowd in zip(
-            columns.boxes[there],
-            ids[columns.category[there]].tolist(),
-            columns.crowd[there],
-            strict=True,
+        small = drawing.fitted(picture, SIDE)
+        for said, marks, otherwise in (
+            ("truth", _true(columns, found, sample), "nothing marked"),
+            ("found", _likely(columns, found, sample, threshold), NOTHING),
         ):
-            text = named[category] + (" (crowd)" if crowd else "")
-            expected.append((box, category, text))
-        scale = min(SIDE / picture.width, SIDE / picture.height)
-        tile = Image.new("RGB", (2 * SIDE, SIDE), "white")
-        for left, marked in ((0, expected), (SIDE, _likely(columns, found, sample))):
-            tile.paste(_drawn(picture, marked, scale), (left, 0))
-        tiles.append(np.asarray(tile))
-    return np.stack(tiles) if tiles else None
+            scale = small.width / picture.width
+            drawn = drawing.marked(small, marks, scale, otherwise=otherwise)
+            tiles.append((drawn, [(said, INK)]))
+    return drawing.sheet(tiles)[None] if tiles else None
 
 
 def detected(
-    columns: Instances, source: Source, found: Detections, sample: int
+    columns: Instances,
+    source: Source,
+    found: Detections,
+    sample: int,
+    threshold: float,
 ) -> Image.Image | None:
     """Draw a sample at its own size with what was found in it; None where it cannot be read."""
     picture = _picture(columns, source, sample)
     if picture is None:
         return None
-    return _drawn(picture, _likely(columns, found, sample), 1.0)
+    likely = _likely(columns, found, sample, threshold)
+    return drawing.marked(picture, likely, otherwise=NOTHING)
 
 
-def _named(columns: Instances) -> dict[int, str]:
-    """Return category id -> its name, as it is drawn."""
-    return {at: fonts.legible(name, at) for at, name in names(columns).items()}
+def _named(columns: Instances) -> dict[int, tuple[int, str]]:
+    """Return category id -> its class number, which picks its colour, and its name as it is drawn."""
+    return {
+        int(category): (int(number), fonts.legible(columns.classes[number], category))
+        for category, number in zip(columns.category_ids, columns.class_of, strict=True)
+    }
 
 
 def _picture(columns: Instances, source: Source, sample: int) -> Image.Image | None:
@@ -91,44 +88,50 @@ def _picture(columns: Instances, source: Source, sample: int) -> Image.Image | N
         return None
 
 
-def _likely(columns: Instances, found: Detections, sample: int) -> Marked:
-    """Return the likely detections of a sample, the likeliest last."""
+def _corners(box: Array) -> Array:
+    """Return x0 y0 x1 y1 of x y width height."""
+    return np.concatenate([box[:2], box[:2] + box[2:]])
+
+
+def _true(columns: Instances, found: Detections, sample: int) -> Iterator[Mark]:
+    """Yield what is marked in a sample, with masks and key points where the network finds such."""
     named = _named(columns)
-    own = np.flatnonzero(found.image_ids == columns.image_id[sample])
-    own = own[np.argsort(-found.scores[own], kind="stable")]
-    likely = int((found.scores[own] >= LEAST).sum())
-    marked = []
-    for place in own[: min(likely, MOST) or FALLBACK][::-1]:
-        category = int(found.category_ids[place])
-        text = f"{named[category]} {found.scores[place]:.2f}"
-        marked.append((found.boxes[place], category, text))
-    return marked
+    ids = np.asarray(columns.category_ids)
+    size = [int(columns.height[sample]), int(columns.width[sample])]
+    for place in range(*columns.annotations(sample).indices(len(columns.category))):
+        number, name = named[int(ids[columns.category[place]])]
+        mask = points = None
+        if found.masks is not None:
+            mask = decoded(segmentation(columns, place, size), *size)
+        if found.keypoints is not None:
+            points = columns.keypoints[place]
+        yield Mark(
+            box=_corners(np.asarray(columns.boxes[place])),
+            category=number,
+            text=name + (" (crowd)" if columns.crowd[place] else ""),
+            mask=mask,
+            points=points,
+        )
 
 
-def _drawn(picture: Image.Image, marked: Marked, scale: float) -> Image.Image:
-    """Draw on the picture, `scale` times as large, boxes with their texts in colours of their categories."""
-    width, height = (max(round(side * scale), 1) for side in picture.size)
-    if not marked:
-        return picture.resize((width, height))
-    pixels = torch.from_numpy(np.array(picture.resize((width, height))))
-    boxes = np.array([box for box, _, _ in marked], np.float64) * scale
-    boxes[:, 2:] += boxes[:, :2]
-    texts = [text for _, _, text in marked]
-    colours = []
-    for _, category, _ in marked:
-        shares = colorsys.hsv_to_rgb(category * GOLDEN % 1, 0.6, 1.0)
-        red, green, blue = (round(255 * share) for share in shares)
-        colours.append((red, green, blue))
-    drawn = draw_bounding_boxes(
-        pixels.permute(2, 0, 1),
-        torch.from_numpy(boxes.clip(0, [width - 1, height - 1] * 2)),
-        labels=texts,
-        colors=colours,
-        width=2,
-        font=fonts.path("".join(texts)),
-        font_size=10,
+def _likely(
+    columns: Instances, found: Detections, sample: int, threshold: float
+) -> Iterator[Mark]:
+    """Yield the detections of a sample with scores from `threshold` on, the likeliest last."""
+    named = _named(columns)
+    own = np.flatnonzero(
+        (found.image_ids == columns.image_id[sample]) & (found.scores >= threshold)
     )
-    return Image.fromarray(drawn.permute(1, 2, 0).numpy())
+    size = int(columns.height[sample]), int(columns.width[sample])
+    for place in own[np.argsort(found.scores[own], kind="stable")]:
+        number, name = named[int(found.category_ids[place])]
+        yield Mark(
+            box=_corners(found.boxes[place]),
+            category=number,
+            text=f"{name} {found.scores[place]:.2f}",
+            mask=None if found.masks is None else decoded(found.masks[place], *size),
+            points=None if found.keypoints is None else found.keypoints[place],
+        )
 
 
 def curves(scores: Scores) -> Array:

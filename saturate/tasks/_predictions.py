@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,36 @@ SHOWN = 20
 SURE = 0.5
 """Probability from which on a class of several counts as one of a sample's."""
 NO_NUMBER = "the network's output is no number"
+NOTHING = "nothing found"
+LONGEST_NAME = 100
+"""Characters of a file's own name that the name of its picture keeps."""
 
 
 def mean(total: float, count: int) -> float:
     """Return the mean of `count` numbers that add up to `total`; nan of none: a figure of nothing is never 0."""
     return total / count if count else math.nan
+
+
+def spread(samples: int, count: int) -> list[int]:
+    """Choose at most `count` of so many samples, at equal distances, the first and the last among them."""
+    places = np.linspace(0, samples - 1, min(count, samples))
+    return [int(place) for place in places]
+
+
+def picture_names(files: Sequence[str], ending: str) -> list[str]:
+    """Return a name for the picture of each file: its own with another ending, and a number where others have it."""
+    taken: set[str] = set()
+    again = Counter[str]()
+    names = []
+    for file in files:
+        stem = name = PurePath(file).stem[:LONGEST_NAME]
+        # some file systems take names that differ in case for the same
+        while name.lower() in taken:
+            again[stem] += 1
+            name = f"{stem}-{again[stem] + 1}"
+        taken.add(name.lower())
+        names.append(name + ending)
+    return names
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -335,17 +335,16 @@ class MeanPrecision:
         ]
         known = [one for one in precisions if one is not None]
         answers = answers_of(ids, logits, labels, binary=True)
-        files = {}
+        made = {}
         if self._val_set is not None and world.rank == 0:
-            tables = self._val_set.multi_label_tables(answers, wanted, precisions)
-            files = {"files": tables}
+            made = self._val_set.multi_label_extras(answers, wanted, precisions)
         return {
             "map": mean(sum(known), len(known)),
             "loss": mean_loss(int(units.astype(np.int64).sum()), len(ids), left_out),
             "samples": len(ids),
             "losses_not_finite": left_out,
             "outputs_not_finite": int((~finite).sum()),
-            "extras": {"answers": answers, **files},
+            "extras": {"answers": answers, **made},
         }
 
 

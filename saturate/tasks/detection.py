@@ -95,6 +95,7 @@ class Detection:
     evaluator: str = "faster-coco-eval"
     # bytes of the images that a validation draws; without it none are drawn
     source: Source | None = None
+    threshold: float = 0.5  # least score of what is drawn
     scored: bool = True  # else the metric's result are the detections, and no figures
 
     def targets(self, rows: Rows) -> dict[str, Array]:
@@ -169,6 +170,7 @@ class Detection:
             masks=self.masks,
             keypoints=self.keypoints,
             evaluator=self.evaluator,
+            threshold=self.threshold,
         )
 
 
@@ -264,6 +266,7 @@ class DetectionKind(TaskKind):
             training=False,
             evaluator=self.detection.evaluator,
             source=val.source,
+            threshold=self.detection.score_threshold,
             **parts,
         )
 
@@ -273,10 +276,18 @@ class DetectionKind(TaskKind):
         """Return the validation of images in which nothing is marked."""
         parts = self._parts
         split = replace(found, columns=Unannotated.of(found.columns, classes))
-        task = Detection(split.columns, training=False, scored=False, **parts)
+        threshold = self.detection.score_threshold
+        task = Detection(
+            split.columns,
+            training=False,
+            source=split.source,
+            threshold=threshold,
+            scored=False,
+            **parts,
+        )
         kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
-        write = partial(write_detections, split=split, kinds=kinds)
-        said = partial(summed_up, columns=split.columns)
+        write = partial(write_detections, split=split, kinds=kinds, threshold=threshold)
+        said = partial(summed_up, columns=split.columns, threshold=threshold)
         return Predicting(split=split, task=task, write=write, summed_up=said)
 
     def building(self, columns: Columns) -> dict[str, Any]:

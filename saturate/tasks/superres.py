@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,6 +53,7 @@ from saturate.plan.patches import HIGH, PatchPlan, PatchPolicy
 from saturate.settings import superres as settings
 from saturate.settings.model import Model
 from saturate.settings.run import Run
+from saturate.system import drawing
 from saturate.tasks import _tables
 from saturate.tasks._fidelity import (
     SSIM_SIDE,
@@ -63,7 +64,7 @@ from saturate.tasks._fidelity import (
     ssim,
     whole,
 )
-from saturate.tasks._predictions import NO_NUMBER, mean
+from saturate.tasks._predictions import NO_NUMBER, mean, picture_names
 from saturate.tasks.batching import Batching
 from saturate.tasks.kind import DEFAULTS, Asked, Opening, Predicting, Splits, TaskKind
 
@@ -78,12 +79,12 @@ FIGURES = (
 UNIT = 2.0**-40
 """SSIM of an image is rounded to a whole multiple of this before it is summed, so that the sum does not
 depend on its order."""
-LONGEST_NAME = 100
-"""Characters of a file's own name that the name of its enlarged picture keeps."""
 SHOWN = 3
-"""Images of a validation of which TensorBoard shows a crop."""
+"""Images of a validation of which crops are drawn."""
 CROP = 128
 """Side of the crops, pixels."""
+CROPS = ("bicubic", "the network", "the original")
+"""What the crops of an image are of, side by side."""
 SIDE = 1024
 """Side of the images that stand in where there is no data, pixels."""
 STAND_INS = {"train": 800, "val": 100}
@@ -203,8 +204,13 @@ class Fidelity:
             "outputs_not_finite": int(not_finite.sum()),
         }
         if world.rank == 0 and self._crops:
-            crops = torch.stack(self._crops).cpu().numpy()
-            figures["extras"] = {"images": {"val/crops": crops}}
+            tiles = []
+            for crop, text in zip(self._crops, CROPS * SHOWN, strict=False):
+                picture = Image.fromarray(crop.cpu().numpy())
+                tile = drawing.fitted(picture, 2 * CROP)
+                tiles.append((tile, [(text, drawing.INK)]))
+            sheet = drawing.sheet(tiles, across=len(CROPS))
+            figures["extras"] = {"images": {"val/crops": sheet[None]}}
         return figures
 
     def _compared(self, levels: torch.Tensor) -> torch.Tensor:
@@ -235,6 +241,8 @@ class Written:
     def __init__(self, task: Enlarging) -> None:
         self._task = task
         self._folder = task.folder / "enlarged"
+        files = [task.source.name(sample) for sample in range(len(task.source))]
+        self._pictures = picture_names(files, ".png")
         self._names: dict[int, str] = {}
         self._transparent = 0
 
@@ -246,8 +254,7 @@ class Written:
         if batch.valid.all() and torch.isfinite(outputs).all():
             self._folder.mkdir(parents=True, exist_ok=True)
             sample = int(batch.ids[0])
-            stem = PurePath(task.source.name(sample)).stem[:LONGEST_NAME]
-            self._names[sample] = f"{sample + 1:06d}-{stem}.png"
+            self._names[sample] = self._pictures[sample]
             pixels = levels[0].permute(1, 2, 0).cpu().numpy()
             # PNG has no EXIF here: what a viewer would turn is turned
             upright = turned_pixels(pixels, int(task.turns[sample]))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from saturate.report.tensorboard import SETTINGS_FILE, layout, metrics
 from saturate.run import report
@@ -63,7 +64,8 @@ def test_files(run: Runner) -> None:
     events = [name for name in names if name.startswith("events.out.tfevents.")]
     assert len(events) == 2 and events[0] == SETTINGS_FILE
     left = "best.pt classes.csv config.yaml confusion.csv confusion.png last.pt metrics.jsonl mistakes.png"
-    left += " results.csv results.png summary.json val_predictions.csv"
+    left += " report.html results.csv results.png results.svg summary.json train_batch.jpg val_batch.jpg"
+    left += " val_predictions.csv"
     assert [name for name in names if name not in events] == left.split()
     beside = {
         path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")
@@ -124,9 +126,12 @@ def test_tensorboard(run: Runner) -> None:
     for tag in ("train/loss", "val/top1"):
         steps = [event.step for event in board.Scalars(tag)]
         assert steps == sorted(set(steps)), tag
-    assert sorted(tags["images"]) == ["augmented", "val/confusion", "val/mistakes"]
+    images = ["augmented", "val/confusion", "val/mistakes", "val/predictions"]
+    assert sorted(tags["images"]) == images
     (grid,) = board.Images("augmented")
-    assert grid.width == 4 * 128, "ten images, with the names of their classes"
+    assert grid.width == 2 * (320 + 8), "ten images of 32 px, two a row"
+    with Image.open(run.cwd / "run/train_batch.jpg") as picture:
+        assert picture.size == (4 * (320 + 8), 3 * (320 + 8 + 25))
     plugins = board.summary_metadata
     assert (
         "_hparams_/session_start_info" in plugins
@@ -148,21 +153,23 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
 
 
 SECTIONS = {
-    "What was learnt, how fast, and what held it back": "<td>compute ceiling</td>",
     "Change first": '<p class="first">',
-    "Curves": "<img",
-    "Parts of a step": "<td>backward</td>",
-    "Stages of the loader, of its workers' or its thread's time": "<td>decode</td>",
+    "What was learnt, how fast, and what held it back": ">compute ceiling</th>",
+    "Curves": "<svg",
+    "Validation": "<img",
     "Worst mistakes": "<img",
     "Confusion": "<img",
+    "What the network is given": "<img",
+    "Parts of a step": ">backward</th>",
+    "Stages of the loader, of its workers' or its thread's time": ">decode</th>",
     "Command": "--arch squeezenet1_1",
-    "Machine and versions": "<td>torch</td>",
+    "Machine and versions": ">torch</th>",
 }
 """Sections of report.html, with what each holds."""
 
 
 def test_a_browser_shows_the_report_and_it_asks_for_nothing(
-    run: Runner, tmp_path: Path
+    run: Runner, tmp_path: Path, pictures: Path
 ) -> None:
     folder = shutil.copytree(run.cwd / "run", tmp_path / "run")
     assert report.main([str(folder), "--html"]) == 0
@@ -188,8 +195,18 @@ def test_a_browser_shows_the_report_and_it_asks_for_nothing(
     assert [*parts] == [*SECTIONS]
     for title, held in SECTIONS.items():
         assert held in parts[title], title
-    assert not re.search(r"https?://|<script|<link|@import|url\(", shown.stdout)
+    assert not re.search(r"https?://|<script|<link|@import|url\((?!#)", shown.stdout)
     sources = re.findall(r"""\b(?:src|href)=["']?(.{10})""", shown.stdout)
-    assert sources == ["data:image"] * 3
+    outside = [source for source in sources if not source.startswith("#")]
+    assert outside == ["data:image"] * 4
+    assert not re.search(r"""alt=["']{2}|<img(?![^>]* alt=)""", shown.stdout)
+    assert shown.stdout.count('<svg role="img" aria-label="') == 4
+    best = summary(folder)["best"]["value"]
+    assert f"<b>{best:.2%}</b> top-1 after epoch" in shown.stdout
+    named = re.search("<title>(.*)</title>", shown.stdout)
+    assert named and re.fullmatch(
+        rf"squeezenet1_1 on {pictures.name} · \d{{4}}-\d\d-\d\d \d\d:\d\d · .* (s|min) · .+",
+        named[1],
+    )
     # what a script or the page's own security policy has refused
     assert "CONSOLE" not in shown.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -368,7 +369,12 @@ def test_detectors_find_what_the_validation_found(home: Runner, detector: Path) 
     found = detections(folder, folder / "images.json")
     annotations = home.cwd / "coco" / "annotations" / "instances_val2017.json"
     assert found and found == detections(home.cwd / "evaluated", annotations)
-    assert len(list((folder / "drawn").iterdir())) == 6
+    drawn = sorted(path.stem for path in (folder / "drawn").iterdir())
+    assert drawn == sorted(path.stem for path in (home.cwd / "coco/val2017").iterdir())
+    images = json.loads((folder / "images.json").read_text())["images"]
+    assert {Path(image["drawn"]).name for image in images} == {
+        f"{name}.jpg" for name in drawn
+    }
     listed = json.loads((folder / "images.json").read_text())["categories"]
     names = {one["id"]: one["name"] for one in listed}
     sure = Counter(
@@ -381,6 +387,23 @@ def test_detectors_find_what_the_validation_found(home: Runner, detector: Path) 
     )
     told = dict(part.rsplit(" ", 1) for part in line.split(", ")) if sure else {}
     assert told == {name: f"{count:,}" for name, count in sure.items()}
+
+
+def test_nothing_below_the_threshold_is_drawn_and_all_is_in_the_file(
+    home: Runner, detector: Path
+) -> None:
+    """A score is never above 1."""
+    flags = "--predict coco/val2017 --resume detector/last.pt --score-threshold 1"
+    folder = predicted(home, flags).parent
+    assert detections(folder, folder / "images.json")
+    for path in (folder / "drawn").iterdir():
+        again = io.BytesIO()
+        with Image.open(home.cwd / "coco/val2017" / path.name) as plain:
+            plain.convert("RGB").save(again, "JPEG", quality=90)
+        drawn, expected = (np.asarray(Image.open(one)) for one in (path, again))
+        # "nothing found" at the top left, in JPEG's first blocks
+        assert (drawn[:16] != expected[:16]).any()
+        assert np.array_equal(drawn[24:], expected[24:])
 
 
 @pytest.mark.parametrize("photographs", [False, True], ids=["drawn", "photographs"])

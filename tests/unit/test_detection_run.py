@@ -11,19 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from pycocotools import mask as mask_coder
 
 from saturate.contracts import Split, UserError
 from saturate.dataset.stores.folder import Folder
 from saturate.report.console import Console
 from saturate.settings.config import Config, build
-from saturate.system import fonts
+from saturate.system import drawing, fonts
 from saturate.tasks import _detections, _plots, kind_of
-from saturate.tasks._coco import Scores
+from saturate.tasks._coco import Detections, Scores
 from saturate.tasks.batching import Batching
 from saturate.tasks.detection import Detection
 from saturate.tasks.kind import Asked, Opening, TaskKind
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.test_detection_task import NATIVE, all_right, measured
+from tests.unit.test_meter import alone
 
 pytest.importorskip("faster_coco_eval")
 Columns = Any
@@ -102,19 +105,108 @@ def test_a_validation_has_pictures(columns: Columns) -> None:
     extras = measured(task, *all_right(task))["extras"]
     assert list(extras["files"]) == ["detections.json"]
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
-    assert len(extras["images"]["val/predictions"]) == 4
+    # four rows: two pictures of 80 x 64, six times as large, with a line below
+    height, width = extras["images"]["val/predictions"][0].shape[:2]
+    assert (height, width) == (4 * (384 + 8 + 25), 2 * (480 + 8))
+
+
+def found_in(columns: Columns, *boxes: tuple[int, float], **parts: Any) -> Detections:
+    """Return detections of the first image: categories and scores, side by side in its upper half."""
+    places = np.arange(len(boxes))
+    return Detections(
+        image_ids=np.full(len(boxes), columns.image_id[0]),
+        category_ids=np.array([category for category, _ in boxes]),
+        boxes=np.array([(20.0 * at, 20, 15, 10) for at in places]),
+        scores=np.array([score for _, score in boxes]),
+        **parts,
+    )
+
+
+def inked(picture: Any, number: int) -> np.ndarray:
+    return (np.asarray(picture) == drawing.colour_of(number)).all(axis=2)
+
+
+def test_what_scores_less_than_the_threshold_is_not_drawn(columns: Columns) -> None:
+    source = Folder(columns)
+    found = found_in(columns, (1, 0.9), (3, 0.6), (5, 0.3))
+    # by class number: categories are 1, 3 and 5
+    for threshold, drawn in ((0.5, {1, 2}), (0.25, {1, 2, 3}), (0.95, set())):
+        picture = _plots.detected(columns, source, found, 0, threshold)
+        assert {at for at in (1, 2, 3) if inked(picture, at).any()} == drawn
+        if 1 in drawn:
+            assert inked(picture, 1)[25, [0, 15]].all()
+
+
+def test_masks_and_key_points_are_drawn_where_the_network_finds_them(
+    columns: Columns, people: Columns
+) -> None:
+    mask = np.zeros((64, 80), np.uint8, order="F")
+    mask[40:60, 40:70] = 1
+    masks = [mask_coder.encode(mask)]
+    found = found_in(columns, (3, 0.9), masks=masks)
+    plain, veiled = (
+        np.asarray(_plots.detected(columns, Folder(columns), one, 0, 0.5), int)
+        for one in (replace(found, masks=None), found)
+    )
+    assert np.array_equal((plain != veiled).any(axis=2)[38:, 38:], mask[38:, 38:] > 0)
+    points = np.array([[[60, 50, 1], [10, 50, 0]]])
+    points = np.concatenate([points, np.zeros((1, 3, 3))], axis=1)
+    found = found_in(people, (1, 0.9), keypoints=points)
+    picture = _plots.detected(people, Folder(people), found, 0, 0.5)
+    assert inked(picture, 1)[50, 60] and not inked(picture, 1)[50, 10]
+
+
+def test_truth_has_the_masks_of_the_file(columns: Columns, coco_root: Path) -> None:
+    """Of polygons and of run lengths, as pycocotools draws those of the annotation file."""
+    told = document(coco_root, "val2017")["annotations"]
+    by_id = {one["id"]: one for one in told}
+    seen = set()
+    for sample in range(4):
+        size = int(columns.height[sample]), int(columns.width[sample])
+        own = columns.annotations(sample)
+        marks = [*_plots._true(columns, found_in(columns, masks=[]), sample)]
+        for mark, number in zip(
+            marks, columns.annotation_id[own].tolist(), strict=True
+        ):
+            one = by_id[number]["segmentation"]
+            runs = mask_coder.frPyObjects(one, *size)
+            expected = mask_coder.decode(runs)
+            if isinstance(one, list):
+                expected = expected.max(axis=2)
+            assert (mark.mask == expected).all() and expected.any()
+            seen.add(type(one))
+    assert seen == {list, dict}
+
+
+def test_images_in_which_nothing_is_found_are_named(columns: Columns) -> None:
+    """Those below the threshold; not those that were not decoded."""
+    task = Detection(columns, training=False, source=Folder(columns), scored=False)
+    batches = all_right(task)
+    for outputs, batch in batches:
+        for own, sample in zip(outputs, batch.ids.tolist(), strict=True):
+            if sample in (0, 4):
+                own["scores"].fill_(0.4)
+    metric: Any = task.metric(torch.device("cpu"))
+    for outputs, batch in batches:
+        metric.update(outputs, batch)
+    (note,) = metric.result(alone())["notes"]
+    # with those of which every fourth has no object: 3, 7 and 11
+    head = "nothing found in 5 of 13 images (--score-threshold 0.5), first "
+    assert note == head + Folder(columns).name(0)
 
 
 def test_images_json_has_names_that_are_no_utf8_as_text(
     columns: Columns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_detections, "_draw", lambda *_: 0)
+    monkeypatch.setattr(_detections, "_draw", lambda *_: {})
     names = tuple(f"{name}\udcff" for name in columns.classes)
     split = Split(columns=replace(columns, classes=names), source=Folder(columns))
     nothing = np.array([-1])
     asked = Asked(names=["\udcfe.jpg"], samples=nothing, errors={0: "cut"}, form="csv")
     found: dict[str, Any] = {"detections": None, "not_finite": ()}
-    _detections.write_detections(tmp_path, found, asked, split=split, kinds=())
+    _detections.write_detections(
+        tmp_path, found, asked, split=split, kinds=(), threshold=0.5
+    )
     listed = json.loads((tmp_path / "images.json").read_text())
     assert listed["images"] == [{"file_name": "\\xfe.jpg", "error": "cut"}]
     assert all(one["name"].endswith("\\xff") for one in listed["categories"])

@@ -164,7 +164,7 @@ def test_the_result_fits_80_columns_and_names_everything(
     monkeypatch.chdir(tmp_path)
     folder = Path("some runs/latest")
     folder.mkdir(parents=True)
-    for name in ("results.png", "mistakes.png", "summary.json"):
+    for name in ("results.png", "val_batch.jpg", "summary.json", "report.html"):
         (folder / name).touch()
     stream = io.StringIO()
     Console(stream=stream).result(SUMMARY, KIND, folder=folder)
@@ -184,7 +184,8 @@ def test_the_result_fits_80_columns_and_names_everything(
         "data wait         1.23 ms a step, 4.5% of the time",
         "not decoded       2 samples, see failed.txt",
         "run folder:   some runs/latest",
-        "pictures:     mistakes.png, results.png",
+        "pictures:     results.png, val_batch.jpg",
+        "report:       some runs/latest/report.html",
         f"predict:      python {ROOT}/train.py --predict FOLDER --resume 'some runs/latest/best.pt'",
         f"export:       python {ROOT}/scripts/export.py 'some runs/latest/best.pt'",
         "TensorBoard:  tensorboard --logdir 'some runs'",

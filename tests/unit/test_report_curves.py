@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
@@ -24,7 +25,8 @@ def write(folder: Path, *points: dict[str, Any]) -> None:
 
 def train(step: int, epoch: int, consumed: int, *losses: Any) -> dict[str, Any]:
     place = {"epoch": epoch, "consumed": consumed}
-    return {"kind": "train", "step": step, **place, "losses": losses or [1.0]}
+    lines = {"losses": losses or [1.0], "lrs": [1.0, 0.5]}
+    return {"kind": "train", "step": step, **place, **lines}
 
 
 def test_curves_are_of_epochs_and_what_is_not_finite_is_no_point(
@@ -34,12 +36,21 @@ def test_curves_are_of_epochs_and_what_is_not_finite_is_no_point(
         train(10 * at, at - 1, 40, loss, loss)
         for at, loss in enumerate(["nan", 3.0, 2.0], 1)
     ]
-    val = {"kind": "val", "step": 20, "loss": 2.5, "top1": 0.5, "ema_top1": 0.75}
+    val = {"kind": "val", "step": 20, "epoch": 1, "loss": 2.5}
+    val |= {"top1": 0.5, "ema_top1": 0.75}
     write(tmp_path, *points, val, {"kind": "window", "step": 5, "rate": 80.0})
-    ceiling = {"ceiling": {"compute": {"rate": 90.0}}}
-    assert curves.read(tmp_path, SUMMARY | ceiling, TOP1) == {
+    known = {
+        "ceiling": {"compute": {"rate": 90.0}},
+        "best": {"epoch": 2, "value": 0.75},
+    }
+    assert curves.read(tmp_path, SUMMARY | known, TOP1) == {
         "loss": {"training": [(2, 3.0), (3, 2.0)], "validation": [(2, 2.5)]},
-        "top-1 %": {"validation": [(2, 50.0)], "weights' average": [(2, 75.0)]},
+        "top-1 %": {
+            "validation": [(2, 50.0)],
+            "weights' average": [(2, 75.0)],
+            "best": [(2, 75.0)],
+        },
+        "learning rate": {"training": [(1, 0.5), (2, 0.5), (3, 0.5)]},
         "rate img/s": {"run": [(0.5, 80.0)], "compute ceiling": [(0, 90), (3, 90)]},
     }
 
@@ -60,25 +71,49 @@ def test_epochs_are_those_of_samples_where_a_resume_has_changed_the_batch(
 
 def test_a_picture_of_a_run_that_has_trained(tmp_path: Path) -> None:
     write(tmp_path, train(1, 0, 4))
-    png = curves.png(tmp_path, SUMMARY, TOP1)
-    assert png and Image.open(io.BytesIO(png)).size == (1500, 440)
+    files, charts = curves.files(tmp_path, SUMMARY, TOP1)
+    assert [*files] == ["results.png", "results.svg"]
+    assert Image.open(io.BytesIO(files["results.png"])).size == (1100, 700)
+    assert ElementTree.fromstring(files["results.svg"]).tag.endswith("}svg")
+    drawn, *parts = ElementTree.fromstring(f"<div>{charts.replace('xlink:', '')}</div>")
+    # a quarter each of 11 x 7 inches, of 72 points
+    assert [part.get("viewBox") for part in parts] == [
+        *("0 0 396 252", "396 0 396 252", "0 252 396 252", "396 252 396 252"),
+    ]
+    assert parts[0].get("aria-label") == "loss: training 1"
+    # the axes are in the page's ink, which may be light, on its paper
+    assert "currentColor" in charts
+    assert "#000000" not in charts and "#ffffff" not in charts
+    assert drawn[0].get("id") == "curves" and len(drawn[0]) > 0
     write(tmp_path, {"kind": "val", "step": 0, "loss": 1.0})
-    assert curves.png(tmp_path, SUMMARY, TOP1) is None
+    assert curves.files(tmp_path, SUMMARY, TOP1) == ({}, "")
+
+
+def test_a_split_has_one_colour_and_the_best_epoch_a_star_and_a_line() -> None:
+    points = [(1.0, 0.5), (2.0, 0.75)]
+    split = {"training": points, "validation": points}
+    sheet: Any = curves.drawn({"loss": split, "top-1 %": {**split, "best": points[1:]}})
+    of_split: dict[str, set[Any]] = {}
+    for axes in sheet.axes:
+        ((at, _),) = {tuple(line.get_xdata()) for line in axes.lines[-1:]}
+        assert at == 2.0, "dotted, in both"
+        for line in axes.lines[:-1]:
+            of_split.setdefault(line.get_label(), set()).add(line.get_color())
+    colours = [colour for found in of_split.values() for colour in found]
+    assert len(of_split) == len(colours) == len({*colours}) == 3
+    (star,) = [
+        line for axes in sheet.axes for line in axes.lines if line.get_marker() == "*"
+    ]
+    assert star.get_xydata().tolist() == [[2.0, 0.75]]
 
 
 @pytest.mark.parametrize("last", [10, 20, 25, 1000])
-def test_ticks_are_whole_epochs_and_axes_have_titles(
-    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = list[Any]()
-    monkeypatch.setattr(
-        "matplotlib.backends.backend_agg.FigureCanvasAgg.print_png",
-        lambda canvas, _: drawn.extend(canvas.figure.axes),
-    )
+def test_ticks_are_whole_epochs_and_axes_have_titles(last: int, tmp_path: Path) -> None:
     points = [train(at, at // 10, at % 10 * 4) for at in (5, last)]
     write(tmp_path, *points)
-    curves.png(tmp_path, SUMMARY, TOP1)
+    drawn = curves.drawn(curves.read(tmp_path, SUMMARY, TOP1)).axes
     ticks = [tick for axes in drawn for tick in axes.get_xticks()]
-    assert len(drawn) == 3 and all(tick == round(tick) for tick in ticks)
+    assert len(drawn) == 4 and all(tick == round(tick) for tick in ticks)
     titles = [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn]
-    assert titles == [("epoch", of) for of in ("loss", "top-1 %", "rate img/s")]
+    of = ("loss", "top-1 %", "learning rate", "rate img/s")
+    assert titles == [("epoch", title) for title in of]

@@ -88,7 +88,9 @@ def test_figures_are_the_references(
         metric.update(output(int(batch.ids[0]), batch.targets[HIGH], channels), batch)
     whole = metric.result(alone())
     # of three images bicubic, the network's and the original
-    assert whole["extras"]["images"]["val/crops"].shape == (9, 128, 128, 3)
+    # three images, each in three ways of 256 px with 8 px between, and a caption of 25
+    shape = (1, 3 * (256 + 8 + 25), 3 * (256 + 8), 3)
+    assert whole["extras"]["images"]["val/crops"].shape == shape
     expected: dict[str, list[float]] = {
         "psnr": [],
         "psnr_bicubic": [],

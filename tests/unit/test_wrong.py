@@ -16,10 +16,11 @@ import pytest
 import torch
 from PIL import Image
 
-from saturate.contracts import Source, UserError
+from saturate.contracts import Pixels, Source, UserError
 from saturate.report import sinks
 from saturate.report.pictures import augmented
 from saturate.system import fonts
+from saturate.system.drawing import sheet
 from saturate.tasks import _tables
 from saturate.tasks._classification_report import (
     BINS,
@@ -165,11 +166,19 @@ def test_files_say_what_went_wrong() -> None:
     ]
     assert (rows[1]["label"], rows[1]["class"], rows[1]["error"]) == ("ant", "bee", "")
     assert rows[5]["class"] == "" and "no number" in rows[5]["error"]
-    assert extras["images"].keys() == {"val/confusion", "val/mistakes"}
-    # two mistakes, the surest first: sample 4 at 99.9 %, then sample 1
+    shown = {"val/confusion", "val/mistakes", "val/predictions"}
+    assert extras["images"].keys() == shown
+    # two mistakes, the surest first: sample 4 at 99.9 %, then sample 1; five times as large as 40 x 30
     picture = extras["images"]["val/mistakes"][0]
-    assert (picture[80, 84, 0], picture[80, 168 + 84, 0]) == (160, 40)
+    assert (picture[80, 100, 0], picture[80, 208 + 100, 0]) == (160, 40)
     assert (picture[-2:] == 255).all(), "the last line is whole"
+    # of six samples the first, in the first row, is right, and the second wrong
+    picture = extras["images"]["val/predictions"][0]
+    assert (picture[80, 100, 0], picture[80, 208 + 100, 0]) == (0, 40)
+    of_answers = picture[158 + 25 : 158 + 50].astype(int)
+    blue, orange = (8, 81, 156), (166, 54, 3)
+    for colour, tile in ((blue, of_answers[:, :208]), (orange, of_answers[:, 208:])):
+        assert (tile == colour).all(axis=2).any()
     picture = extras["images"]["val/confusion"][0, :, :, 0]
     # the names of a row, the number of a white cell that is outlined
     for inked in (picture[500:800, :196], picture[500:800, 201:499]):
@@ -193,6 +202,32 @@ def test_a_confusion_has_titles_at_its_axes_and_names_up_to_a_hundred_classes(
         assert title.size and abs(title.mean() - (margin + end) / 2) < 6
         names = np.split(axis[margin:end, TITLE : margin - 1], classes)
         assert {bool(name.any()) for name in names} == {margin > TITLE}
+
+
+def test_a_confusion_tells_right_from_wrong_by_its_colours() -> None:
+    """In cells of 450 pixels behind a margin of 200: what is sure is full, what is never is white."""
+    matrix = np.array([[3, 1], [0, 4]])
+    pixels = np.asarray(drawn_matrix(matrix, ["a", "b"])).astype(int)
+    cells = [
+        [pixels[220 + 450 * row, 220 + 450 * at] for at in (0, 1)] for row in (0, 1)
+    ]
+    blue, orange = np.array((8, 81, 156)), np.array((166, 54, 3))
+    for found, full, share in (
+        (cells[0][0], blue, 0.75),
+        (cells[0][1], orange, 0.25),
+        (cells[1][0], orange, 0.0),
+        (cells[1][1], blue, 1.0),
+    ):
+        assert np.abs(found - (255 - share * (255 - full))).max() <= 1
+    # two lines in a cell, number and share, and one where there is none
+    lines = []
+    for row, at in ((0, 1), (1, 0)):
+        cell = pixels[
+            210 + 450 * row : 640 + 450 * row, 210 + 450 * at : 640 + 450 * at
+        ]
+        inked = (cell.max(axis=2) < 80).any(axis=1)
+        lines.append(int(np.count_nonzero(np.diff(inked.astype(int)) == 1)))
+    assert lines == [2, 1]
 
 
 def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
@@ -228,8 +263,8 @@ PLACES = ("class 1", "class 2", "class 3")
 def drawn(classes: tuple[str, ...]) -> list[Any]:
     extras = ValidationFiles(classes=classes, source=Pictures()).extras(answers())
     batch = replace(batch_of(torch.arange(3)), images=torch.zeros(3, 3, 40, 60))
-    shown = augmented(batch, torch.zeros(3), torch.ones(3), classes)
-    return [*extras["images"].values(), shown]
+    shown = augmented(batch, Pixels(), classes)
+    return [*extras["images"].values(), sheet(shown)]
 
 
 def test_names_are_places_where_no_font_has_their_letters_and_a_line_says_so(
