@@ -550,7 +550,8 @@ class Reporter:
                 "sm_mhz": load["gpu"]["sm_mhz"],
                 "stages": of_loader,
             },
-            "dollars": price and price * self._world.size * trained["duration_s"] / 3600,
+            "dollars": price
+            and price * self._world.size * trained["duration_s"] / 3600,
             "learning": {**about.get("learning", {}), **self._of_last_pass},
             facts.NOW: {"validations": self._validations},
             "pauses": self._meter.pauses,

@@ -129,9 +129,7 @@ def write_detections(
     return [*files, listed, *([folder / "drawn"] if drawn else [])]
 
 
-def summed_up(
-    found: Mapping[str, Any], *, columns: Instances, threshold: float
-) -> str:
+def summed_up(found: Mapping[str, Any], *, columns: Instances, threshold: float) -> str:
     """Say how many objects of each class were found, of those that are drawn."""
     detections: Detections = found["detections"]
     numbers = detections.category_ids[detections.scores >= threshold]
