@@ -84,7 +84,10 @@ def test_the_figures_are_those_by_hand(why: Why) -> None:
     # what the step can, so that more of them give nothing
     assert is_about(200, predicted["num_workers=2"])
     assert "num_workers=4" not in predicted
-    assert why.found("read_ms=5", "step_ms=150", "workers=2")["bound"] == "compute"
+    found = why.found("read_ms=5", "step_ms=150", "workers=2")
+    # on a busy machine the step waits for a core
+    assert found["bound"] in ("compute", "contention")
+    assert is_about(8 / 0.15, found["rate"]["steady"])
 
 
 def test_without_workers_loader_and_step_take_turns(why: Why) -> None:
