@@ -223,8 +223,9 @@ def test_nothing_is_saved_once_batches_came_again(why: Why) -> None:
 
 
 def test_it_goes_on_as_if_nothing_had_been(why: Why) -> None:
-    """From the first step behind the last window on the program does what it did from the first replay on: batches are
-    all alike, so that weights, learning rates and random numbers repeat, and momentum must have been put back, too.
+    """The program does, from the first step behind the last window on, what it did from the first replay on.
+
+    Batches are all alike, so that weights, learning rates and random numbers repeat; momentum must be back, too.
     """
     log = why.folder / "log"
     words = (f"log={log}", "steps=400", "read_ms=1", "step_ms=1", "alike=1")
