@@ -105,7 +105,7 @@ def loader_of(folder: str, asked: dict[str, Any]) -> Any:
 
 
 class InMemory(torch.utils.data.IterableDataset[Any]):
-    """The same batches again and again."""
+    """Batches that lie in memory, given again and again."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         shape = asked["batch"], 3, asked["size"], asked["size"]

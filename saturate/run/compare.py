@@ -29,7 +29,7 @@ LEAST = 3
 BLOCKS = 8
 """Neighbouring windows of a longer run are made one block, so that at most so many are left."""
 Z = NormalDist().inv_cdf(0.995)
-"""Of one-sided tests of which 0.5 % see a loss where there is none."""
+"""The quantile of one-sided tests of which 0.5 % see a loss where there is none."""
 UNLIKE = ("output", "epochs", "steps", "shm_gib")
 """What differs between any two runs, and does not change a rate."""
 WAITS = (*NO_WORK, "workers", "queue")

@@ -39,7 +39,7 @@ TURNS = 3
 WAITS_S = 300.0
 """That ranks wait for each other, each of which may be within a validation."""
 RESULT = "result.json"
-"""Of a run's folder: what all ranks have measured."""
+"""The file of a run's folder with what all ranks have measured."""
 WINDOW_S = 3.0
 WARM_UP = 16
 """Batches before anything is measured, and the least of a window."""
@@ -308,7 +308,8 @@ class Run:
         if self.refused:
             self.write_seen()
         run = None
-        if self.refused or (self.goes_on and self._journal and self._journal.is_over):
+        # what has trained on batches again, and was not put back, would lose all that it saves from now on
+        if self._journal is None or self._journal.is_over:
             return pull()
         _was_measured = True
         previous = sys.excepthook
@@ -569,7 +570,9 @@ class Run:
         with FlopCounterMode(display=False) as counter:
             yield next(again)
         flops, of_convolutions = kernels.counted(counter)
-        dtype = self.autocast or self._settings()["dtypes"][0]
+        # no optimiser was seen where batches alone are counted
+        dtypes = self._settings()["dtypes"] or [str(torch.get_default_dtype())]
+        dtype = self.autocast or dtypes[0]
         device = torch.device("cuda", torch.cuda.current_device())
         peak = kernels.peak(dtype.removeprefix("torch."), device)
         self.facts["arithmetic_ms"] = 1e3 * flops / peak

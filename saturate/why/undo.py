@@ -23,7 +23,7 @@ SUFFIXES = (
     *(".bin", ".ckpt", ".distcp", ".h5", ".npy", ".npz", ".onnx"),
     *(".pkl", ".pt", ".pth", ".safetensors", ".tar"),
 )
-"""Of files that are checkpoints."""
+"""Files with these endings are checkpoints."""
 WRITTEN = "saturate.why.written"
 """Event of what writes a file without Python's knowledge, with its path."""
 

@@ -337,7 +337,7 @@ def test_a_rank_that_is_short_of_memory_steps_as_often_as_the_others(
     monkeypatch.setattr(
         "saturate.report.kernels._kernel_ms", lambda step, _: step() or 1.0
     )
-    monkeypatch.setattr("saturate.report.kernels._peak", lambda *_: 1.0)
+    monkeypatch.setattr("saturate.report.kernels.peak", lambda *_: 1.0)
 
     def work(world: Threads) -> Any:
         world.device = torch.device("cuda")

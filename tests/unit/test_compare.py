@@ -17,7 +17,7 @@ from saturate.run import compare
 WORKERS = 8
 BATCH = 32
 LOADER_MS = {"read": 0.8, "decode": 6.0, "transforms": 1.2}
-"""Of a sample, all workers added up."""
+"""Stage -> what it takes of a sample, all workers added up."""
 STEP_MS = {"forward": 0.25, "backward": 0.45, "update": 0.05}
 SD = 0.015
 

@@ -1,11 +1,15 @@
 """What `saturate why` sees in a program: samples of a batch, and a batch that the loop has changed."""
 
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from saturate.why import phases
+from saturate.why import hooks, phases, undo
 
 t = torch.zeros
 BATCHES: dict[str, tuple[Any, int]] = {
@@ -55,3 +59,35 @@ def test_a_batch_that_cannot_be_copied_comes_again() -> None:
 
     batch = {"x": torch.ones(2), "lock": threading.Lock()}
     assert phases.Kept(batch).again() is batch
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_what_cannot_be_measured_goes_on_only_if_it_is_as_it_was(
+    has_trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that has trained on batches again would lose in the end all that it saves from then on."""
+    asked = {"seconds": None, "samples": None, "then": "stop", "launcher": 1}
+    monkeypatch.setenv(hooks.ASKED, json.dumps(asked))
+    monkeypatch.setattr(sys, "addaudithook", lambda _: None)
+    for owner, name in (
+        (phases, "run"),
+        (phases, "_was_measured"),
+        (sys, "excepthook"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+    def refuses() -> Iterator[Any]:
+        yield from ()
+        raise phases.NotMeasured("one rank has no loader")
+
+    run = phases.Run(tmp_path)
+    loader = object()
+    run._loader, run._phases = loader, refuses()
+    if has_trained:
+        run._journal = undo.Journal(tmp_path / "files-1")
+        with pytest.raises(phases.Measured):
+            run.take(iter("ab"), loader, lambda: "a")
+    else:
+        assert run.take(iter("ab"), loader, lambda: "a") == "a"
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["refused"] == "one rank has no loader"
