@@ -177,8 +177,8 @@ def test_a_fact_is_one_line(runner: Runner, tree: Path, tmp_path: Path) -> None:
     shown = (run / SETTINGS_FILE).read_bytes()
     assert b"^host/answer$" in shown and b"the answer" in shown
     ran(runner, tree, "-m", "scripts.report", run, "--html")
-    row = '<th scope="row">answer</th><td>is 42</td>'
-    assert row in (run / "report.html").read_text()
+    cell = '<th scope="row">answer</th><td>is 42</td>'
+    assert cell in (run / "report.html").read_text()
     asked = "from saturate.report.facts import table; print(*table(), sep='\\n')"
     row_of_docs = "| `host.answer` | of all | sum | `host/answer` | the answer | answer | answer |"
     assert row_of_docs in ran(runner, tree, "-c", asked)
