@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -51,6 +52,8 @@ class Planted(Settings):
     """Seconds of steady windows of a run."""
     change: bool = True
     """Make the change too, and hold the prediction against it."""
+    repeats: int = 1
+    """Times that a case with a change runs, without and with it in turns."""
 
 
 # --- plants in the augmentation -----------------------------------------------
@@ -196,42 +199,54 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
 
 
 def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, Any]:
-    """Return the row of a case."""
-    folder = settings.output / "runs" / f"{number:02}"
+    """Return the row of a case. What is predicted of each run is held against the run with the change behind it."""
     row: dict[str, Any] = {"case": case["name"], "binds": case["binds"]}
+    what = case.get("what") if settings.change else None
+    pairs = []
     try:
-        summary = run(case, case.get("plant", ""), settings, folder)
-        binds = summary["binds"] or {}
-        slow = summary["slowest_rank"]
-        row |= {
-            "named": binds.get("stage"),
-            "share": binds.get("share"),
-            "right": binds.get("stage") in case["binds"],
-            "bound": summary["bound"],
-            "rate": summary["rate"]["steady"],
-        }
-        if "slowest" in case:
-            row["slowest"] = slow
-            row["right"] &= (slow or {}).get("rank") == case["slowest"]
-        what = case.get("what")
-        if not settings.change or not what:
-            return row
-        predicted = [one for one in summary["what_if"] if one["what"] == what]
-        if not predicted:
-            return row | {"failed": "no prediction"}
-        after = run(case, case["change"], settings, folder.with_name(f"{number:02}b"))
-        rate = after["rate"]["steady"]
-        row |= {
-            "what": what,
-            "predicted": predicted[0]["rate"],
-            "low": predicted[0]["low"],
-            "high": predicted[0]["high"],
-            "after": rate,
-            "off": predicted[0]["rate"] / rate - 1,
-        }
+        for time in range(settings.repeats if what else 1):
+            folder = settings.output / "runs" / f"{number:02}-{time}"
+            summary = run(case, case.get("plant", ""), settings, folder)
+            row |= _named(case, summary, row.get("right", True))
+            if not what:
+                return row
+            found = [one for one in summary["what_if"] if one["what"] == what]
+            if not found:
+                return row | {"failed": "no prediction"}
+            changed = folder.with_name(f"{folder.name}-changed")
+            after = run(case, case["change"], settings, changed)["rate"]["steady"]
+            (prediction,) = found
+            pairs.append(
+                {name: prediction[name] for name in ("rate", "low", "high")}
+                | {"after": after, "off": prediction["rate"] / after - 1}
+            )
     except (RuntimeError, UserError) as error:
         row["failed"] = str(error)
+    if pairs:
+        medians = {
+            name: statistics.median(pair[name] for pair in pairs) for name in pairs[0]
+        }
+        row |= {"what": what, "predicted": medians, "pairs": pairs}
     return row
+
+
+def _named(
+    case: Mapping[str, Any], summary: Mapping[str, Any], right: bool
+) -> dict[str, Any]:
+    """Return what a run has named. `right`: whether those before it have named what was planted."""
+    binds = summary["binds"] or {}
+    slow = summary["slowest_rank"]
+    right &= binds.get("stage") in case["binds"]
+    if "slowest" in case:
+        right &= (slow or {}).get("rank") == case["slowest"]
+    return {
+        "named": binds.get("stage"),
+        "share": binds.get("share"),
+        "right": right,
+        "slowest": slow,
+        "bound": summary["bound"],
+        "rate": summary["rate"]["steady"],
+    }
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ copied and finished by some hundred calls, whatever their size. Knows no loader 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +33,7 @@ class Bundles:
         self.stage_seconds = loader.stage_seconds
         self.awaited = loader.awaited
         self.close = loader.close
+        self.decoded_again = loader.decoded_again and self._decoded_again
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return self._cut(self._loader.batches(epoch, first))
@@ -44,6 +45,13 @@ class Bundles:
             # not before the first bundle: the plan counts them once the loader has asked for its rows
             left = self._plan.bundled - number * count
             yield from micro_batches(bundle, size, min(left, count))
+
+    def _decoded_again(self) -> Generator[Batch]:
+        assert self._loader.decoded_again
+        for bundle in self._loader.decoded_again():
+            yield from micro_batches(
+                bundle, self._plan.plan.batches.rows, self._plan.count
+            )
 
     def __enter__(self) -> Bundles:
         return self

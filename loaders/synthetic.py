@@ -21,6 +21,7 @@ class Synthetic:
     """
 
     in_flight = 0
+    decoded_again = None
     notes: Sequence[str] = ()
     reader = ""
 

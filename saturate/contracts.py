@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import (
@@ -643,6 +643,12 @@ class Loader(Protocol):
     notes: Sequence[str]
     reader: str  # name of the decoder that it chose; "" where there is no choice
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
+
+    @property
+    def decoded_again(self) -> Callable[[], Generator[Batch]] | None:
+        """Return what yields batches without an end, which its decoder makes of files that workers have read once; None
+        where no decoder stands behind workers.
+        """
 
     def stage_seconds(self, *, anew: bool = False) -> StageSeconds:
         """Return the seconds of each stage since it was opened; {} where it has none. For any thread.

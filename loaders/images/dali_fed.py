@@ -7,12 +7,14 @@ with them.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 
 import numpy as np
 
-from saturate.contracts import Array, Feed, ImageColumns, Rows
+from saturate.contracts import Array, Batch, Feed, ImageColumns, Rows
 from saturate.dataset.images.headers import JPEG, parse
 from saturate.dataset.scan.manifest import Rejected
 from saturate.loaders import Undecodable
@@ -34,6 +36,8 @@ from saturate.loaders.images._dali_rows import (
 from saturate.loaders.images._pipeline import DEPTH, Outputs, Runner, build
 from saturate.plan.bundles import rows_of_part
 
+REPEATED = 2
+"""Batches that DALI decodes again and again, where it is measured alone."""
 UNKNOWN_BYTES = 1 << 17
 """Taken for the mean size of files that nobody has opened yet; ImageNet's is 110 KiB."""
 
@@ -111,6 +115,7 @@ class DaliFed(Staging[ImageColumns]):
     def __init__(self, feed: Feed[ImageColumns]) -> None:
         import_dali()
         super().__init__(feed)
+        self._repeats = False
         self._gpu = feed.device.type == "cuda"
         self._placeholder = np.frombuffer(placeholder(), np.uint8)
         size = feed.plan.batches.rows
@@ -137,6 +142,14 @@ class DaliFed(Staging[ImageColumns]):
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
 
+    def decoded_again(self) -> Generator[Batch]:
+        """Yield batches without an end: DALI decodes the first ones again and again, and no worker reads."""
+        self._repeats = True
+        try:
+            yield from self.batches(0, 0)
+        finally:
+            self._repeats = False
+
     def close(self) -> None:
         super().close()
         if self._gpu:
@@ -146,12 +159,22 @@ class DaliFed(Staging[ImageColumns]):
         self._runner.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
+        prepared = self._repeated(rows) if self._repeats else self._prepared(rows)
         for (images, _), batch in self.stages.waited(
-            self._runner.run(self._prepared(rows)), "dali"
+            self._runner.run(prepared), "dali"
         ):
             yield self._outputs.stage(images, batch)
 
-    def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
+    def _repeated(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
+        with closing(self._prepared(rows)) as prepared:
+            # workers write their memory anew
+            kept = [
+                replace(batch, data=[piece.copy() for piece in batch.data])
+                for batch in islice(prepared, REPEATED)
+            ]
+        yield from cycle(kept)
+
+    def _prepared(self, rows: Sequence[Rows]) -> Generator[Prepared]:
         for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):
             data: list[Array] = []
             failed: list[int] = []

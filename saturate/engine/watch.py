@@ -48,6 +48,7 @@ class WatchedLoader:
         self.in_flight = loader.in_flight
         self.notes = loader.notes
         self.reader = loader.reader
+        self.decoded_again = loader.decoded_again
         self.stage_seconds = loader.stage_seconds
         self.awaited = loader.awaited
         self.close = loader.close

@@ -72,14 +72,17 @@ def measure(
             synchronise=world.synchronise,
             stop=stop,
         )
-        without_step = loader_ceiling(
-            loader,
-            epoch=epoch,
+        alone = partial(
+            loader_ceiling,
+            in_flight=loader.in_flight,
             world=world,
             # waits for the batch alone, as training does: other streams are at work on the next ones
             synchronise=world.await_batch,
             stop=stop,
         )
+        without_step = alone(endless(loader, epoch))
+        if loader.decoded_again:
+            without_step["decoder"] = alone(loader.decoded_again())["rate"]
     except Stopped:
         return None
     finally:
@@ -192,27 +195,28 @@ def compute_ceiling(
     }
 
 
+def endless(loader: Loader, epoch: int) -> Generator[Batch]:
+    """Yield the batches of an epoch and all that follow."""
+    for e in itertools.count(epoch):
+        yield from loader.batches(e, 0)
+
+
 def loader_ceiling(
-    loader: Loader,
+    batches: Generator[Batch],
     *,
-    epoch: int,
+    in_flight: int,
     world: World,
     synchronise: Callable[[], None],
     stop: Callable[[], bool] = never,
 ) -> dict[str, Any]:
-    """Measure the samples/s of all ranks of the open loader with nobody computing; each batch is awaited on
-    the device. Ranks meet in every step of training: it is the slowest one's rate times their number.
+    """Measure the samples/s of all ranks of an open loader's batches with nobody computing; each is awaited on
+    the device, and they are closed in the end. `in_flight`: how many may be ready before anyone asks. Ranks meet in
+    every step of training: it is the slowest one's rate times their number.
 
     It is the median of at least three windows of LEAST_S / BLOCKS, fewer if one takes seconds. A small data
     set is passed over several times, as training does. Raises Stopped once `stop` says so on some rank; it is
     asked at every batch.
     """
-
-    def endless() -> Generator[Batch]:
-        for e in itertools.count(epoch):
-            yield from loader.batches(e, 0)
-
-    batches = endless()
 
     def take(count: int) -> int | None:
         """Count the samples of the next batches. None = this rank is asked to stop."""
@@ -227,7 +231,7 @@ def loader_ceiling(
 
     rates: list[float] = []
     # batches that may be ready before anyone asks are no part of the rate
-    taken = take(loader.in_flight)
+    taken = take(in_flight)
     world.barrier()
     began = last = time.perf_counter()
 
@@ -241,7 +245,7 @@ def loader_ceiling(
         now = last
         while taken is not None and now - last < LEAST_S / BLOCKS:
             # whole rounds of what is in flight: workers deliver in bursts
-            taken = take(max(loader.in_flight, 1))
+            taken = take(max(in_flight, 1))
             samples += taken or 0
             now = time.perf_counter()
         rates.append(samples / (now - last))

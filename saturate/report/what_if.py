@@ -100,6 +100,8 @@ class Model:
         for it.
         """
         loader = gain * self.loader
+        if decoder := look_up(self.summary, "ceiling.loader.decoder"):
+            loader = min(loader, max(decoder, self.loader))
         wait = look_up(self.summary, "data_wait.share")
         # of several ranks one waits for data, and the others for that one; a step that waits for long is slow
         # for that too, since its threads sleep meanwhile
@@ -251,7 +253,6 @@ def _workers(model: Model) -> Iterator[Change]:
             f"--workers {count}",
             {"workers": count},
             replace(model.faster(gain), takes_turns=False),
-            _behind_dali(model),
         )
 
 
@@ -269,13 +270,7 @@ def _storage(model: Model) -> Iterator[Change]:
         "--cache-dir, once filled" if remote else "storage without latency",
         {"cache_dir": "FOLDER"} if remote else {},
         model.faster(gain),
-        _behind_dali(model),
     )
-
-
-def _behind_dali(model: Model) -> Model | None:
-    """Return the limits as they are, where DALI decodes what workers read: how much more it can is not known."""
-    return model if model.stage("dali") else None
 
 
 def _transforms(model: Model) -> Iterator[Change]:

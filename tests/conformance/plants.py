@@ -28,6 +28,7 @@ class Plain:
     """contracts.Loader without threads, processes or faults: Pillow and the plan."""
 
     in_flight = 0
+    decoded_again = None
     notes: Sequence[str] = ()
     reader = ""
 

@@ -285,8 +285,9 @@ class FakeLoader:
 
 
 def drain(loader: Any, world: Any = None, **how: Any) -> dict[str, Any]:
-    how = {"synchronise": lambda: None, "epoch": 3, "world": world or alone(), **how}
-    return ceilings.loader_ceiling(loader, **how)
+    how = {"synchronise": lambda: None, "world": world or alone(), **how}
+    batches = ceilings.endless(loader, 3)
+    return ceilings.loader_ceiling(batches, in_flight=loader.in_flight, **how)
 
 
 @pytest.mark.parametrize("in_flight", [0, 4, 400])
