@@ -37,19 +37,24 @@ BASE = "--val-every 0 --save-every-minutes 0 --min-window-s 1 --epochs 1000"
 """Flags of all runs; those of a case win."""
 
 
-class Planted(Settings):
-    """Plants to be found, and their table."""
+class Runs(Settings):
+    """What all runs of a case have."""
 
     data: Path
     """Folder with train/<class>/* and val/<class>/*: photographs."""
     output: Path
     """Folder of the runs, their data and the table."""
+    seconds: float = 5.0
+    """Seconds of steady windows of a run."""
+
+
+class Planted(Runs):
+    """Plants to be found, and their table."""
+
     cases: str = "loader"
     """Files of configs/planted, by name, separated by commas."""
     only: str = ""
     """Cases whose name has this word."""
-    seconds: float = 5.0
-    """Seconds of steady windows of a run."""
     change: bool = True
     """Make the change too, and hold the prediction against it."""
     repeats: int = 1
@@ -160,7 +165,7 @@ def program(name: str, *words: object) -> None:
 # --- the cases ----------------------------------------------------------------
 
 
-def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> Any:
+def run(case: Mapping[str, Any], more: str, settings: Runs, folder: Path) -> Any:
     """Return the summary of one run with `more` flags. Its log is beside `folder`.
 
     Raises RuntimeError where it failed.
@@ -189,7 +194,7 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     if "--loader synthetic" not in words and "--data" not in words:
         command += ["--data", str(data)]
     command += ["--output", str(folder)]
-    command = ["env", *case.get("env", "").split(), *command]
+    command = ["env", *case.get("env", []), *command]
     folder.parent.mkdir(parents=True, exist_ok=True)
     status, why = ran(command, folder.with_suffix(".log"), LIMIT_S)
     # after an error a summary is an earlier run's
@@ -214,7 +219,8 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
             if not found:
                 return row | {"failed": "no prediction"}
             changed = folder.with_name(f"{folder.name}-changed")
-            after = run(case, case["change"], settings, changed)["rate"]["steady"]
+            more = f"{case['change']} --ceilings false"
+            after = run(case, more, settings, changed)["rate"]["steady"]
             (prediction,) = found
             pairs.append(
                 {name: prediction[name] for name in ("rate", "low", "high")}

@@ -52,14 +52,15 @@ def read(path: Path) -> Side:
     if path.is_dir():
         path /= "summary.json"
     try:
-        return _side(json.loads(path.read_bytes()))
+        return side(json.loads(path.read_bytes()))
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"{path}: name the folder or the summary.json of a run, or a file of saturate why --json, of this version"
         ) from None
 
 
-def _side(found: Mapping[str, Any]) -> Side:
+def side(found: Mapping[str, Any]) -> Side:
+    """Return what a summary has. Raises KeyError where it is of another kind."""
     sections = {"rate": found["rate"]} | {
         f"{name} ceiling": ceiling for name, ceiling in found["ceiling"].items()
     }
