@@ -127,8 +127,8 @@ def test_more_workers_are_worth_no_more_than_the_decoder_behind_them() -> None:
     of = summary()
     of["ceiling"]["loader"]["decoder"] = 500.0
     assert predicted(of, "--workers 8")["rate"] == pytest.approx(500 * 330 / 333)
-    # a GPU that decodes 2,000 and trains 2,000 makes 1,000 in turns, and 0.8 of what is between that and 2,000; as it is,
-    # with 333, 285.5 in turns and 323.5
+    # a GPU that decodes 2,000 and trains 2,000 makes 1,000 in turns, and 0.8 of what is between that and 2,000;
+    # as it is, with 333, 285.5 in turns and 323.5
     of["ceiling"]["loader"]["decoder"] = 2000.0
     on_gpu = of | {"loader": "dali-fed", "hardware": {"cores": 16, "gpu": "a"}}
     faster = predicted(on_gpu, "storage without latency")["rate"]
