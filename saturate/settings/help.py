@@ -169,6 +169,10 @@ target-key: --label-key NAME
 train-split: --data FOLDER, with train/ and val/
 val-split: --data FOLDER, with train/ and val/
 data-augmentation: --augment NAME
+use-dali: --loader dali-gpu
+dali: --loader dali-gpu
+dali-cpu: --loader dali-cpu
+data-backend: --loader NAME
 trainable-backbone-layers: --trainable-layers N
 clip-len: --clip-frames N
 frame-rate: --clip-fps X
@@ -183,6 +187,8 @@ amp: mixed precision is the default on a GPU, --precision says which
 fp16: --precision fp16
 bf16: --precision bf16
 half: --precision fp16
+opt-level: --precision fp16, which casts as apex's O1 does, or fp32, its O0
+static-loss-scale dynamic-loss-scale loss-scale: the loss scale of fp16 follows the gradients; leave it out
 amp-dtype: --precision fp16 or bf16
 model-dtype: --precision fp16 or bf16, from fp32 weights
 num-classes: the classes are counted in --data; leave it out
