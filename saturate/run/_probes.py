@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -90,8 +91,14 @@ def gpu() -> Row:
         return Row("warn", f"CUDA_VISIBLE_DEVICES={hidden!r}", text)
     torch.cuda.init()
     names = []
+    # sm_75, sm_90a, ...: the compute capability without its dot
+    built = [int(re.sub(r"\D", "", kind)) for kind in torch.cuda.get_arch_list()]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
+        if built and 10 * properties.major + properties.minor < min(built):
+            found = f"{properties.name}, of compute capability {properties.major}.{properties.minor}"
+            text = f"torch {torch.__version__} needs {min(built) / 10}: docs/install.md, Older GPUs"
+            return Row("bad", found, text)
         names.append(f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
         # runs only where this build of torch has a kernel for this GPU
         torch.ones(1, device=f"cuda:{index}").add_(1).item()

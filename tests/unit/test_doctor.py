@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,33 @@ def test_dali_that_does_not_decode_is_a_row(monkeypatch: pytest.MonkeyPatch) -> 
     assert "overwrite each other" in _row(name).found
     monkeypatch.setattr(_probes, "has", lambda _: False)
     assert _row(name).state == "absent"
+
+
+@pytest.mark.parametrize(
+    ("capability", "state"), [((6, 1), "bad"), ((7, 0), "bad"), ((7, 5), "ok")]
+)
+def test_a_gpu_that_is_older_than_torchs_kernels(
+    capability: tuple[int, int], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A V100 has 7.0 and a GTX 1080 6.1; torch 2.15 for CUDA 13.2 has kernels from 7.5 on."""
+    import torch
+
+    major, minor = capability
+    device = SimpleNamespace(name="it", major=major, minor=minor, total_memory=2**33)
+    fakes = {
+        "init": lambda: None,
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_properties": lambda _: device,
+        "get_arch_list": lambda: ["sm_75", "sm_80", "sm_90a", "sm_120"],
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
+    row = _probes.gpu()
+    assert row.state == state
+    assert ("needs 7.5" in row.consequence) == (state == "bad")
 
 
 # --- processes ----------------------------------------------------------------
