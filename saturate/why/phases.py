@@ -162,11 +162,10 @@ class Run:
         self._end_pause()
         if self._decided(batches) is END:
             return self._over(pull)
-        length, epoch = length_of(loader), self._epoch
-        is_whole = length and epoch.given >= length
-        if is_whole and epoch.is_behind and not is_endless(loader, batches):
+        is_whole = self._epoch.given >= (length_of(loader) or math.inf)
+        if is_whole and self._epoch.is_behind and not is_endless(loader, batches):
             # as long as in the program's own loop, which may count on it
-            self._end_epoch()
+            self._epoch = Epoch(time.perf_counter())
             raise StopIteration
         return self._next_batch(pull)
 
@@ -184,7 +183,9 @@ class Run:
     def _choose(self, loader: Any) -> None:
         self._loader, self._signature = loader, signature(loader)
         self._epoch.given = self._taken[id(loader)]
-        self.facts["loader"] = {"kind": type(loader).__name__, **settings_of(loader)}
+        settings = settings_of(loader)
+        self._workers = max(settings.get("num_workers", 0), 1)
+        self.facts["loader"] = {"kind": type(loader).__name__, **settings}
 
     def _end_pause(self) -> None:
         """Count what has passed since a validation began as no time of training."""
@@ -220,7 +221,7 @@ class Run:
                 batch = pull() if epoch.instead is None else next(epoch.instead)
             except StopIteration:
                 # the program asks again, in its next epoch
-                self._end_epoch()
+                self._epoch = Epoch(time.perf_counter())
                 raise
         self._trained_at = time.perf_counter()
         if epoch.gap_since is None:
@@ -234,16 +235,10 @@ class Run:
         if self._action is KEEP:
             # before the loop has it, which may change it
             self._kept.append(KeptBatch(batch))
-        counts["samples"] += self._samples(batch)
+        counts["samples"] += self.samples or samples_of(batch)
         epoch.given += 1
         self._action = None
         return batch
-
-    def _end_epoch(self) -> None:
-        self._epoch = Epoch(time.perf_counter())
-
-    def _samples(self, batch: Any) -> int:
-        return self.samples or samples_of(batch)
 
     def _over(self, pull: Callable[[], Any]) -> Any:
         """End the program as Ctrl-C would, or let it go on."""
@@ -331,13 +326,14 @@ class Run:
         each_s = max(map(float, self._gathered(repr(each_s))))
         count = self._whole(max(WARM_UP, math.ceil(self.window_s / each_s)))
         # to read it takes long where there are many processes, in which the queue of the workers fills
-        cpu_s, since = self._cpu_s(), time.perf_counter()
+        cpu_s, since = sum(neighbours.tree(self.launcher).values()), time.perf_counter()
         yield from itertools.islice(actions, count // 4)
         steps = self._steps
         self._open()
         yield from itertools.islice(actions, count)
         counts = self._close(name)
-        counts["cores"] = (self._cpu_s() - cpu_s) / (time.perf_counter() - since)
+        cpu_s = sum(neighbours.tree(self.launcher).values()) - cpu_s
+        counts["cores"] = cpu_s / (time.perf_counter() - since)
         counts |= {"batches": count, "steps": self._steps - steps}
 
     def _open(self) -> None:
@@ -346,21 +342,13 @@ class Run:
         self._counts = dict.fromkeys(COUNTED, 0.0)
         self._opened_at = step.synchronised()
 
-    def _cpu_s(self) -> float:
-        return sum(neighbours.tree(self.launcher).values())
-
     def _gap_s(self) -> float:
         """Return the usual time from an epoch's end to the next one's first batch."""
-        return statistics.median(self._gaps_s) if self._gaps_s else 0.0
-
-    def _setting(self, name: str) -> int:
-        """Return a setting of the loader that is a count; 0 where it has none."""
-        return self.facts["loader"].get(name, 0)
+        return statistics.median(self._gaps_s or [0.0])
 
     def _whole(self, count: int) -> int:
         """Return so many batches or a few more, that every worker makes as many: they begin and end together."""
-        workers = self._setting("num_workers") or 1
-        return workers * math.ceil(count / workers)
+        return self._workers * math.ceil(count / self._workers)
 
     def _close(self, name: str) -> dict[str, float]:
         """Return the counts of the window, which is over and one of a phase."""
@@ -378,8 +366,7 @@ class Run:
     def _drain(self, name: str, batches: Any) -> None:
         """Take batches as fast as they come, behind those that lie ready."""
         self._drains = True
-        workers = self._whole(1)
-        ready = self._setting("prefetch_factor") * self._setting("num_workers")
+        ready = self._workers * self.facts["loader"].get("prefetch_factor", 0)
         ready_s: list[float] = []  # what taking these took
         self._open()
         # they may be long in coming
@@ -388,20 +375,21 @@ class Run:
         # to the end each worker has made as many
         while (asked_at := time.perf_counter()) < until or self._counts[
             "batches"
-        ] % workers:
+        ] % self._workers:
             counts, batch = self._counts, next(batches, END)
             if batch is END:
                 if epoch_at:
                     counts["whole"] += samples_of_epoch
                     counts["whole_s"] += asked_at - epoch_at
-                samples_of_epoch, epoch_at, firsts = 0, asked_at, workers
+                samples_of_epoch, epoch_at, firsts = 0, asked_at, self._workers
                 begun = self._next_epoch()
                 # of DALI, and with persistent_workers, it is the program's own
                 if begun is not batches:
                     batches = self._epoch.instead = begun
                 counts["gap"] += time.perf_counter() - asked_at
                 continue
-            took_s, samples = time.perf_counter() - asked_at, self._samples(batch)
+            took_s = time.perf_counter() - asked_at
+            samples = self.samples or samples_of(batch)
             samples_of_epoch += samples
             if firsts:
                 # one of each worker is made while the epoch begins
@@ -425,7 +413,7 @@ class Run:
         window, loader = self.windows["own"][-1], self._loader
         is_short = length_of(loader) <= SHORT_EPOCH * window["batches"]
         ends = self.facts["loader"].get("persistent_workers") is False
-        if is_short and ends and self._setting("num_workers") and self._gaps_s:
+        if is_short and ends and loader.num_workers and self._gaps_s:
             # PyTorch lets nobody change it by its name
             vars(loader)["persistent_workers"] = True
             self._drain("kept", self._next_epoch())

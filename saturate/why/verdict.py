@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from saturate.contracts import counted
+from saturate.contracts import RateWindow, counted
 from saturate.report import meter, stages, what_if
 from saturate.report.advice import NEIGHBOURS, WORTH, Summary, first_of
 from saturate.report.facts import FACTS, bound_of, busiest
@@ -203,14 +203,13 @@ def _of_rank(rank: Rank) -> dict[str, Any]:
     own, drained = _added([rank], "own"), _added([rank], "drain")
     busy = rank["busy"]
     samples = busy["batches"] * drained["samples"] / max(drained["batches"], 1)
-    found: dict[str, dict[str, float]] = {}
-    if samples and busy["wall"]:
-        for part, taken in busy["wall"].items():
-            name = part.partition(" ")[0]
-            stage = found.setdefault(name, {"share": 0.0, "ms": 0.0, "cpu_ms": 0.0})
-            stage["share"] += taken / sum(busy["wall"].values())
-            stage["ms"] += 1e-6 * taken / samples
-            stage["cpu_ms"] += 1e-6 * busy["cpu"].get(part, 0) / samples
+    spent_s: dict[str, tuple[float, float]] = {}
+    for part, wall in busy["wall"].items():
+        of_part = 1e-9 * wall, 1e-9 * busy["cpu"].get(part, 0)
+        spent_s |= meter.added(spent_s, {part.partition(" ")[0]: of_part}, {})
+    workers_s = 1e-9 * sum(busy["wall"].values())
+    window = RateWindow(samples, samples, workers_s, 0, spent_s)
+    if found := stages.of_windows([window], 1):
         # what taking a batch costs that lies ready; the rest of a wait is for the workers to make it
         queue_s = statistics.median(one["queue"] for one in rank["windows"]["drain"])
         wait = own["wait"] / (own["seconds"] - own["pause"])
