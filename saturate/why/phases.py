@@ -45,21 +45,21 @@ from saturate.why.batches import (
 )
 
 TURNS = 3
-WAITS_S = 300.0
-"""That ranks wait for each other, each of which may be within a validation."""
-WARM_UP = 16
+RANKS_WAIT_S = 300.0
+"""Ranks wait for each other so long at most: each may be within a validation."""
+WARM_UP_BATCHES = 16
 """Batches before anything is measured, and the least of a window."""
-PROBE = 8
+PROBE_BATCHES = 8
 """Batches of a phase by which its length is told."""
-CREDITS = 4
+STEPS_OF_TRAINING = 4
 """Steps of an optimiser after a batch of a loader, by which it is the one that feeds training."""
-UNSTEPPED = 64
+BATCHES_WITHOUT_STEP = 64
 """Batches without any step of an optimiser, after which batches alone are counted."""
-VALIDATES = 2
+BATCHES_OF_VALIDATION = 2
 """Batches of another loader in a row by which it is a validation's, and not one that feeds the step, too."""
-SHORT_EPOCH = 8
-"""Windows of a rate: where an epoch is longer, its begin does not matter."""
-COUNTED = ("samples", "batches", "whole", "whole_s", "wait", "pause", "gap")
+WINDOWS_OF_EPOCH = 8
+"""Where an epoch is longer than so many windows, its begin does not matter."""
+COUNTED = ("samples", "batches", "epochs", "epochs_s", "wait", "pause", "gap")
 """What is counted of a window: samples, batches, samples and seconds of whole epochs, and seconds of the wait for
 batches, of validations, and of the begin of epochs.
 """
@@ -83,9 +83,9 @@ class Epoch:
     gap_since: float | None = None
     given: int = 0  # batches
     # whether the program's iterator has given fewer batches than that
-    is_behind: bool = False
+    iterator_is_behind: bool = False
     # the iterator that a drain has begun, in place of the program's own
-    instead: Any = None
+    other_iterator: Any = None
 
 
 class Run:
@@ -98,9 +98,9 @@ class Run:
     _signature: tuple[Any, ...] = ()
     _last_loader: Any = None
     _steps = 0
-    _others = 0  # batches of other loaders since the last one of this
+    _other_batches = 0  # batches of other loaders since the last one of this
     # of what it is put through
-    _action: Any = None  # what it gets next, where that is decided
+    _decision: Any = None  # what it gets next, where that is decided
     _iterator: Any = None  # that has been asked for a batch
     _drains = False
     _journal: undo.Journal | None = None  # from the first replay on
@@ -142,28 +142,34 @@ class Run:
         if self._loader is None and self._last_loader is not None:
             key = id(self._last_loader)
             self._stepped[key] += 1
-            if self._stepped[key] == CREDITS:
+            if self._stepped[key] == STEPS_OF_TRAINING:
                 self._choose(self._last_loader)
 
     def take(self, batches: Any, loader: Any, pull: Callable[[], Any]) -> Any:
         """Return the batch that the program gets where it asks `loader` for the next one, which is pull()."""
-        if self._drains or batches is self._epoch.instead:
+        if self._drains or batches is self._epoch.other_iterator:
             return pull()
         if self._loader is None:
             return self._of_any(loader, pull)
         self._taken[id(loader)] += 1
         # made anew for this epoch, and none that is taken from beside the other
-        is_next = self._epoch.gap_since is not None or self._others >= WARM_UP
+        is_next = (
+            self._epoch.gap_since is not None or self._other_batches >= WARM_UP_BATCHES
+        )
         if is_next and signature(loader) == self._signature:
             self._loader = loader
         if loader is not self._loader:
-            self._others += 1
+            self._other_batches += 1
             return pull()
         self._end_pause()
         if self._decided(batches) is END:
             return self._over(pull)
         is_whole = self._epoch.given >= (length_of(loader) or math.inf)
-        if is_whole and self._epoch.is_behind and not is_endless(loader, batches):
+        if (
+            is_whole
+            and self._epoch.iterator_is_behind
+            and not is_endless(loader, batches)
+        ):
             # as long as in the program's own loop, which may count on it
             self._epoch = Epoch(time.perf_counter())
             raise StopIteration
@@ -176,7 +182,7 @@ class Run:
         if torch.is_grad_enabled():
             self._last_loader = loader
             self._taken[id(loader)] += 1
-            if not self._steps and self._taken[id(loader)] == UNSTEPPED:
+            if not self._steps and self._taken[id(loader)] == BATCHES_WITHOUT_STEP:
                 self._choose(loader)
         return batch
 
@@ -189,36 +195,40 @@ class Run:
 
     def _end_pause(self) -> None:
         """Count what has passed since a validation began as no time of training."""
-        if self._others >= VALIDATES:
+        if self._other_batches >= BATCHES_OF_VALIDATION:
             paused_s = time.perf_counter() - self._trained_at
             self._counts["pause"] += paused_s
             if self._epoch.gap_since is not None:
                 # a validation between two epochs is no part of their gap
                 self._epoch.gap_since += paused_s
-        self._others = 0
+        self._other_batches = 0
 
     def _decided(self, batches: Any) -> Any:
         """Return what the program gets next: a batch that is kept, or one of NEXT, KEEP and END."""
         self._iterator = batches
         try:
-            if self._action is None:
-                self._action = next(self._phases, END)
+            if self._decision is None:
+                self._decision = next(self._phases, END)
         except NotMeasured as error:
-            self.refused, self._action = str(error), END
+            self.refused, self._decision = str(error), END
         # workers of an epoch that is over end as soon as the program lets go of them
         self._iterator = None
-        return self._action
+        return self._decision
 
     def _next_batch(self, pull: Callable[[], Any]) -> Any:
         """Return the batch that is decided on, counted; or raise StopIteration, where the program's epoch ends."""
         epoch, counts = self._epoch, self._counts
         asked_at = time.perf_counter()
-        if isinstance(self._action, KeptBatch):
-            epoch.is_behind = True
-            batch = self._action.again()
+        if isinstance(self._decision, KeptBatch):
+            epoch.iterator_is_behind = True
+            batch = self._decision.again()
         else:
             try:
-                batch = pull() if epoch.instead is None else next(epoch.instead)
+                batch = (
+                    pull()
+                    if epoch.other_iterator is None
+                    else next(epoch.other_iterator)
+                )
             except StopIteration:
                 # the program asks again, in its next epoch
                 self._epoch = Epoch(time.perf_counter())
@@ -230,14 +240,14 @@ class Run:
             gap_s = self._trained_at - epoch.gap_since
             counts["gap"] += gap_s
             epoch.gap_since = None
-            if not epoch.is_behind:
+            if not epoch.iterator_is_behind:
                 self._gaps_s.append(gap_s)
-        if self._action is KEEP:
+        if self._decision is KEEP:
             # before the loop has it, which may change it
             self._kept.append(KeptBatch(batch))
         counts["samples"] += self.samples or samples_of(batch)
         epoch.given += 1
-        self._action = None
+        self._decision = None
         return batch
 
     def _over(self, pull: Callable[[], Any]) -> Any:
@@ -270,7 +280,7 @@ class Run:
 
     def _all(self) -> Iterator[Any]:
         """Yield NEXT where the program gets the loader's next batch, and else the batch that it gets; then end it."""
-        yield from [NEXT] * WARM_UP
+        yield from [NEXT] * WARM_UP_BATCHES
         if not self._counts["samples"]:
             raise NotMeasured(
                 "nobody can see how many samples a batch has: --samples N"
@@ -297,8 +307,10 @@ class Run:
                     replay["seconds"] / replay["batches"],
                     self.launcher,
                 )
-            instead = self._epoch.instead
-            self._drain("drain", self._iterator if instead is None else instead)
+            other_iterator = self._epoch.other_iterator
+            self._drain(
+                "drain", self._iterator if other_iterator is None else other_iterator
+            )
         self._drain_with_workers_kept()
         # below a quota, cores that others take are not missing here
         if cores() == len(os.sched_getaffinity(0)):
@@ -318,13 +330,13 @@ class Run:
     def _measured(self, name: str, actions: Iterator[Any]) -> Iterator[Any]:
         """Yield actions for a window of about `window_s`, behind as many as show how long they take."""
         began = step.synchronised()
-        probe = self._whole(PROBE)
+        probe = self._whole(PROBE_BATCHES)
         yield from itertools.islice(actions, probe)
         each_s = (step.synchronised() - began) / probe
         # short epochs take the time to begin them
         each_s = max(each_s, self._gap_s() / (length_of(self._loader) or math.inf))
         each_s = max(map(float, self._gathered(repr(each_s))))
-        count = self._whole(max(WARM_UP, math.ceil(self.window_s / each_s)))
+        count = self._whole(max(WARM_UP_BATCHES, math.ceil(self.window_s / each_s)))
         # to read it takes long where there are many processes, in which the queue of the workers fills
         cpu_s, since = sum(neighbours.tree(self.launcher).values()), time.perf_counter()
         yield from itertools.islice(actions, count // 4)
@@ -371,7 +383,7 @@ class Run:
         self._open()
         # they may be long in coming
         until = self._opened_at + (4 if ready else 1) * self.window_s
-        samples_of_epoch, epoch_at, firsts = 0, 0.0, 0
+        samples_of_epoch, epoch_at, first_batches = 0, 0.0, 0
         # to the end each worker has made as many
         while (asked_at := time.perf_counter()) < until or self._counts[
             "batches"
@@ -379,21 +391,21 @@ class Run:
             counts, batch = self._counts, next(batches, END)
             if batch is END:
                 if epoch_at:
-                    counts["whole"] += samples_of_epoch
-                    counts["whole_s"] += asked_at - epoch_at
-                samples_of_epoch, epoch_at, firsts = 0, asked_at, self._workers
+                    counts["epochs"] += samples_of_epoch
+                    counts["epochs_s"] += asked_at - epoch_at
+                samples_of_epoch, epoch_at, first_batches = 0, asked_at, self._workers
                 begun = self._next_epoch()
                 # of DALI, and with persistent_workers, it is the program's own
                 if begun is not batches:
-                    batches = self._epoch.instead = begun
+                    batches = self._epoch.other_iterator = begun
                 counts["gap"] += time.perf_counter() - asked_at
                 continue
             took_s = time.perf_counter() - asked_at
             samples = self.samples or samples_of(batch)
             samples_of_epoch += samples
-            if firsts:
+            if first_batches:
                 # one of each worker is made while the epoch begins
-                firsts -= 1
+                first_batches -= 1
                 counts["gap"] += took_s
             elif len(ready_s) < ready:
                 ready_s.append(took_s)
@@ -406,19 +418,19 @@ class Run:
         # not all lie ready where the loader is slow
         self._counts["queue"] = min(ready_s, default=0.0)
         self._close(name)
-        self._drains, self._epoch.is_behind = False, True
+        self._drains, self._epoch.iterator_is_behind = False, True
 
     def _drain_with_workers_kept(self) -> None:
         """Drain the loader once more with workers that live on, where epochs are so short that this may pay."""
         window, loader = self.windows["own"][-1], self._loader
-        is_short = length_of(loader) <= SHORT_EPOCH * window["batches"]
+        is_short = length_of(loader) <= WINDOWS_OF_EPOCH * window["batches"]
         ends = self.facts["loader"].get("persistent_workers") is False
         if is_short and ends and loader.num_workers and self._gaps_s:
             # PyTorch lets nobody change it by its name
             vars(loader)["persistent_workers"] = True
             self._drain("kept", self._next_epoch())
             vars(loader)["persistent_workers"] = False
-            loader._iterator = self._epoch.instead = None
+            loader._iterator = self._epoch.other_iterator = None
 
     def _next_epoch(self) -> Any:
         """Return an iterator of the loader's next epoch; a subclass's own would also move its batches."""
@@ -462,7 +474,7 @@ class Run:
         ]
         store.set(keys[dist.get_rank()], value)
         try:
-            store.wait(keys, timedelta(seconds=WAITS_S))
+            store.wait(keys, timedelta(seconds=RANKS_WAIT_S))
         except RuntimeError:
             raise NotMeasured("not every rank takes batches of a loader") from None
         return [store.get(key).decode() for key in keys]

@@ -16,10 +16,10 @@ from saturate.report import meter, stages, what_if
 from saturate.report.advice import NEIGHBOURS, WORTH, Summary, first_of
 from saturate.report.facts import FACTS, bound_of, busiest
 
-ALIKE = 1.02
-"""Times the rate of fewer workers that more of them have to give."""
-CROWDED = 2
-"""Workers for a core from which on they hinder each other, where they compute."""
+MORE_WORKERS_GIVE = 1.02
+"""More workers are told where they give so many times the rate of fewer."""
+WORKERS_OF_A_CORE = 2
+"""Beyond so many workers for each core they hinder each other, where they compute."""
 IDLE_EPOCHS = 0.02
 """Share of the time between epochs from which on it is worth a line."""
 WIDTH = 80
@@ -170,8 +170,8 @@ def _rate(rank: Rank, phase: str, window: Mapping[str, float]) -> float:
     """Return samples a second of a window, its validation apart, and with the time that epochs take to begin."""
     if phase == "own":
         return window["samples"] / (window["seconds"] - window["pause"])
-    if window["whole"]:
-        return window["whole"] / window["whole_s"]
+    if window["epochs"]:
+        return window["epochs"] / window["epochs_s"]
     rate = window["samples"] / _active_s(window)
     length, gap_s = rank["epoch"]["batches"], rank["epoch"]["gap_s"]
     # where the rate has no end of an epoch in it, the ceiling beside it has none, either
@@ -235,7 +235,7 @@ def _settings(values: Summary) -> Iterator[dict[str, Any]]:
         if "GPUs for" in one["what"] or "--transforms" in one["what"]:
             continue  # asked is what to change in the program, and one transform at a time
         if "workers" in one["settings"]:
-            if one["rate"] < ALIKE * workers:
+            if one["rate"] < MORE_WORKERS_GIVE * workers:
                 continue  # more of them give nothing
             workers = one["rate"]
         said = [WORDS[name].format(value) for name, value in one["settings"].items()]
@@ -318,7 +318,7 @@ def _first(values: Summary) -> str:
         return "measure again: the rate is above its own ceiling, so another program was busy meanwhile"
     # unless they wait for something else than a core
     more = any("workers" in one["settings"] for one in worth)
-    if bound != "compute" and (workers or 0) > CROWDED * cores and not more:
+    if bound != "compute" and (workers or 0) > WORKERS_OF_A_CORE * cores and not more:
         return f"num_workers={cores:.0f}: {workers} hinder each other (not measured)"
     # one that changes the recipe behind the best of the others
     told = [

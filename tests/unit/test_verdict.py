@@ -11,7 +11,7 @@ import pytest
 
 from saturate.why import verdict
 
-NOTHING = ("wait", "pause", "gap", "whole", "whole_s", "queue")
+NOTHING = ("wait", "pause", "gap", "epochs", "epochs_s", "queue")
 
 
 def window(rate: float, **more: float) -> dict[str, float]:
@@ -209,14 +209,14 @@ def test_a_validation_is_no_part_of_the_rate() -> None:
         # four of 20 batches are made while the epoch begins, in 0.5 s, and the others at 100 samples/s in 1.6 s
         ({}, 200 / 2.1),
         # whole epochs were drained
-        ({"whole": 400, "whole_s": 5.0}, 80),
+        ({"epochs": 400, "epochs_s": 5.0}, 80),
     ],
 )
 def test_epochs_that_take_time_to_begin(drained: Any, ceiling: float) -> None:
     one = rank([window(100, gap=1.0)] * 3, 1000, 100, busy=busy())
     one["epoch"] = {"batches": 20, "gap_s": 0.5}
     one["windows"]["drain"] = [window(100, **drained)] * 3
-    one["windows"]["kept"] = [window(100, whole=450, whole_s=5.0)]
+    one["windows"]["kept"] = [window(100, epochs=450, epochs_s=5.0)]
     found = verdict.of([one])
     # 100 samples in two seconds, one of which was the beginning of an epoch
     assert found["rate"]["steady"] == pytest.approx(50)
