@@ -120,7 +120,7 @@ class Run:
         self._taken: Counter[int] = Counter()
         self._stepped: Counter[int] = Counter()
         self._opened: dict[tuple[Any, ...], Any] = {}
-        # of its last batch or step
+        # when it had its last batch, or made its last step
         self._trained_at = time.perf_counter()
         self._epoch = Epoch()
         self._gaps_s: list[float] = []  # between two epochs of its own
@@ -307,10 +307,8 @@ class Run:
                     replay["seconds"] / replay["batches"],
                     self.launcher,
                 )
-            other_iterator = self._epoch.other_iterator
-            self._drain(
-                "drain", self._iterator if other_iterator is None else other_iterator
-            )
+            begun = self._epoch.other_iterator
+            self._drain("drain", self._iterator if begun is None else begun)
         self._drain_with_workers_kept()
         # below a quota, cores that others take are not missing here
         if cores() == len(os.sched_getaffinity(0)):
@@ -384,11 +382,12 @@ class Run:
         # they may be long in coming
         until = self._opened_at + (4 if ready else 1) * self.window_s
         samples_of_epoch, epoch_at, first_batches = 0, 0.0, 0
-        # to the end each worker has made as many
-        while (asked_at := time.perf_counter()) < until or self._counts[
-            "batches"
-        ] % self._workers:
-            counts, batch = self._counts, next(batches, END)
+        while True:
+            counts, asked_at = self._counts, time.perf_counter()
+            # in the end each worker has made as many
+            if asked_at >= until and counts["batches"] % self._workers == 0:
+                break
+            batch = next(batches, END)
             if batch is END:
                 if epoch_at:
                     counts["epochs"] += samples_of_epoch
@@ -416,7 +415,7 @@ class Run:
                 counts["samples"] += samples
                 counts["batches"] += 1
         # not all lie ready where the loader is slow
-        self._counts["queue"] = min(ready_s, default=0.0)
+        counts["queue"] = min(ready_s, default=0.0)
         self._close(name)
         self._drains, self._epoch.iterator_is_behind = False, True
 
