@@ -57,8 +57,6 @@ BATCHES_WITHOUT_STEP = 64
 """Batches without any step of an optimiser, after which batches alone are counted."""
 BATCHES_OF_VALIDATION = 2
 """Batches of another loader in a row by which it is a validation's, and not one that feeds the step, too."""
-WINDOWS_OF_EPOCH = 8
-"""Where an epoch is longer than so many windows, its begin does not matter."""
 COUNTED = ("samples", "batches", "epochs", "epochs_s", "wait", "pause", "gap")
 """What is counted of a window: samples, batches, samples and seconds of whole epochs, and seconds of the wait for
 batches, of validations, and of the begin of epochs.
@@ -420,11 +418,10 @@ class Run:
         self._drains, self._epoch.iterator_is_behind = False, True
 
     def _drain_with_workers_kept(self) -> None:
-        """Drain the loader once more with workers that live on, where epochs are so short that this may pay."""
-        window, loader = self.windows["own"][-1], self._loader
-        is_short = length_of(loader) <= WINDOWS_OF_EPOCH * window["batches"]
+        """Drain the loader once more with workers that live on, where epochs are so short that one has ended."""
+        loader = self._loader
         ends = self.facts["loader"].get("persistent_workers") is False
-        if is_short and ends and loader.num_workers and self._gaps_s:
+        if ends and loader.num_workers and self._gaps_s:
             # PyTorch lets nobody change it by its name
             vars(loader)["persistent_workers"] = True
             self._drain("kept", self._next_epoch())
