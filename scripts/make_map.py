@@ -23,7 +23,7 @@ TABLE = "<!-- the table of facts, by scripts.make_map -->\n"
 """Stands before and behind it."""
 ORDER = (
     "saturate/settings saturate/system saturate/dataset saturate/plan loaders models "
-    "saturate/tasks saturate/engine saturate/report saturate/run benchmarks scripts"
+    "saturate/tasks saturate/engine saturate/report saturate/run saturate/why benchmarks scripts"
 )
 ROOMS = tuple(ORDER.split())
 """Rooms in the order in which a sample meets them."""

@@ -5,12 +5,14 @@ alone.
 
     their process                                                         this one
     start/sitecustomize.py  as Python begins, by PYTHONPATH                launch.py  starts it, tells the verdict
-      hooks.py              wraps loaders, optimisers, decoders, transforms
+      hooks.py              wraps loaders, decoders, transforms
       phases.py             its own rate | the step alone | the loader alone, in turns -> one file a rank
+        batches.py          what is seen of batches and loaders
+        step.py             what the time of a step goes to
                                                                           verdict.py  file -> table
 
-What is changed in their process is what `hooks.py` lists, and for some steps what `phases.py` times them by. What they
-save meanwhile is undone (`undo.py`).
+What is changed in their process is what `hooks.py` lists, and for some steps what `step.py` times them by. What they
+save meanwhile is undone (`undo.py`), and where they go on, what they have learnt (`restore.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from saturate.why import hooks
+
 T = TypeVar("T")
+END: Any = object()
+"""What no loader gives: StopIteration ends."""
 
 
 def watch(loader: Iterable[T]) -> Iterable[T]:
     """Return what iterates `loader`, and is measured under `saturate why` as a DataLoader is: one line for a loader
     that is neither a DataLoader nor of DALI. Elsewhere it is `loader` itself.
     """
-    from saturate.why import phases
-
-    return loader if phases.run is None else _Watched(loader)
+    return loader if hooks.run is None else _Watched(loader)
 
 
 class _Watched(Iterable[T]):
@@ -41,18 +45,7 @@ class _Watched(Iterable[T]):
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
-        from saturate.why import phases
-
         batches = iter(self._loader)
         if hasattr(batches, "_saturate"):  # is watched as it is
-            yield from batches
-            return
-        while True:
-            try:
-                if phases.run is None:
-                    batch = next(batches)
-                else:
-                    batch = phases.run.take(batches, self._loader, batches.__next__)
-            except StopIteration:
-                return
-            yield batch
+            return batches
+        return iter(lambda: hooks.taken(next, batches, self._loader), END)

@@ -5,63 +5,59 @@ Each gives what the program has from its own: a picture of Pillow, where that de
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
-def _pillow() -> Callable[[bytes], Any]:
+def _pillow(data: bytes) -> Any:
     from PIL import Image
 
-    return lambda data: Image.open(io.BytesIO(data)).convert("RGB")
+    return Image.open(io.BytesIO(data)).convert("RGB")
 
 
-def _torchvision() -> Callable[[bytes], Any]:
+def _torchvision(data: bytes) -> Any:
     import torch
     from torchvision.io import ImageReadMode, decode_image
 
-    def decode(data: bytes) -> Any:
-        content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels = decode_image(content, ImageReadMode.RGB)
-        return pixels.permute(1, 2, 0).contiguous().numpy()
-
-    return decode
+    content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    pixels = decode_image(content, ImageReadMode.RGB)
+    return pixels.permute(1, 2, 0).contiguous().numpy()
 
 
-def _opencv() -> Callable[[bytes], Any]:
+def _opencv(data: bytes) -> Any:
     import cv2
     import numpy
 
-    def decode(data: bytes) -> Any:
-        pixels = cv2.imdecode(numpy.frombuffer(data, numpy.uint8), cv2.IMREAD_COLOR)
-        return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
-
-    return decode
+    pixels = cv2.imdecode(numpy.frombuffer(data, numpy.uint8), cv2.IMREAD_COLOR)
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
-def _nvimagecodec() -> Callable[[bytes], Any]:
-    import numpy
-    from nvidia import nvimgcodec
+@functools.cache
+def _nvimagecodec() -> Any:
+    from nvidia import nvimgcodec as codec
 
-    decoder = nvimgcodec.Decoder(
-        device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
-        backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
+    return codec.Decoder(
+        device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
+        backends=[codec.Backend(codec.BackendKind.CPU_ONLY)],
         max_num_cpu_threads=1,
     )
-    return lambda data: numpy.asarray(decoder.decode(data))
 
 
-DECODERS = {
+DECODERS: dict[str, Callable[[bytes], Any]] = {
     "Pillow": _pillow,
     "torchvision.io": _torchvision,
     "OpenCV": _opencv,
-    "nvImageCodec, as ours": _nvimagecodec,
+    "nvImageCodec, as ours": lambda data: sys.modules["numpy"].asarray(
+        _nvimagecodec().decode(data)
+    ),
 }
-"""Name -> what gives it, or raises ImportError."""
+"""Name -> what makes pixels of a file's content, or fails where that is not installed."""
 TIMES = 3
 
 
@@ -70,19 +66,18 @@ def measured(paths: Sequence[str], for_pillow: bool) -> dict[str, float]:
     program goes on with pictures of Pillow.
     """
     contents = [Path(path).read_bytes() for path in paths if Path(path).is_file()]
+
+    def decode_all(name: str) -> None:
+        for content in contents:
+            pixels = DECODERS[name](content)
+            if for_pillow and name != "Pillow":
+                sys.modules["PIL.Image"].fromarray(pixels)
+
     found: dict[str, float] = {}
-    for name, of in DECODERS.items():
-        if contents:
-            # what cannot decode one of them is no choice, whatever it says
-            with suppress(Exception):
-                decode = of()
-                taken = []
-                for _ in range(TIMES):
-                    began = time.perf_counter()
-                    for content in contents:
-                        pixels = decode(content)
-                        if for_pillow and name != "Pillow":
-                            sys.modules["PIL.Image"].fromarray(pixels)
-                    taken.append(time.perf_counter() - began)
-                found[name] = 1e3 * min(taken) / len(contents)
+    for name in DECODERS if contents else ():
+        # what cannot decode one of them is no choice, whatever it says
+        with suppress(Exception):
+            decode = functools.partial(decode_all, name)
+            seconds = timeit.repeat(decode, number=1, repeat=TIMES)
+            found[name] = 1e3 * min(seconds) / len(contents)
     return found

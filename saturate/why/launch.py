@@ -18,11 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from saturate.why import hooks, undo, verdict
-from saturate.why.phases import GO_ON, RESULT
+from saturate.why.hooks import GO_ON, RESULT
 
 START = Path(__file__).with_name("start")
 POLLS_EVERY_S = 0.2
@@ -37,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=(__doc__ or "").partition("\n\n")[0],
     )
     parser.add_argument(
-        "--seconds", type=float, help="of a window; there are nine. Default: 3"
+        "--seconds",
+        type=float,
+        default=3.0,
+        help="of a window; there are nine. Default: 3",
     )
     parser.add_argument(
         "--samples", type=int, help="in a batch, where that cannot be seen in it"
@@ -57,21 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] == "-m" or words[0].endswith(".py"):
         words = [sys.executable, *words]
     if not sys.platform.startswith("linux"):
-        print(
-            "saturate why: it needs Linux, which tells what processes wait for",
-            file=sys.stderr,
-        )
-        return 2
+        return refused("it needs Linux, which tells what processes wait for")
     folder = Path(tempfile.mkdtemp(prefix="saturate-why-"))
     try:
         code = ran(words, folder, options)
         undone = undo.back(folder)
         if not (folder / RESULT).exists():
-            return code or unmeasured(folder)
-        if options.then != GO_ON:
-            tell(folder, options, undone)
-        # a program that was to stop is ended in its own way, which may be another code
-        return code if options.then == GO_ON else 0
+            return code or refused(f"not measured: {why_not(folder)}")
+        if options.then == GO_ON:
+            return code
+        tell(folder, options, undone)
+        # it was ended in its own way, which may be another code
+        return 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -100,8 +101,7 @@ def ran(words: Sequence[str], folder: Path, options: Any) -> int:
     try:
         process = subprocess.Popen(words, env=environment)
     except OSError as error:
-        print(f"saturate why: {words[0]}: {error.strerror}", file=sys.stderr)
-        return 2
+        return refused(f"{words[0]}: {error.strerror}")
     # Ctrl-C reaches the program, too, and this one says what came of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
@@ -114,15 +114,14 @@ def ran(words: Sequence[str], folder: Path, options: Any) -> int:
     return 128 - code if code < 0 else code
 
 
-def unmeasured(folder: Path) -> int:
-    """Say why a program that has ended well was not measured; return 2."""
-    seen = folder / "seen.json"
-    counts = json.loads(seen.read_text()) if seen.exists() else None
-    if counts and counts["refused"]:
-        why = counts["refused"]
-    elif counts is None or not counts["batches"]:
-        why = "no loader was seen: a DataLoader, DALI's iterator, or saturate.why.watch(loader)"
-    else:
-        why = f"it took {counts['batches']} batches and made {counts['steps']} steps, too few: more data or epochs"
-    print(f"saturate why: not measured: {why}", file=sys.stderr)
+def why_not(folder: Path) -> str:
+    """Return why a program that has ended well was not measured."""
+    with suppress(FileNotFoundError):
+        return (folder / hooks.UNMEASURED).read_text()
+    return "no loader was seen: a DataLoader, DALI's iterator, or saturate.why.watch(loader)"
+
+
+def refused(why: str) -> int:
+    """Say why nothing was measured, and return the exit code."""
+    print(f"saturate why: {why}", file=sys.stderr)
     return 2

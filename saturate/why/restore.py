@@ -8,8 +8,11 @@ import copy
 import gc
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy
+import torch
 
 COUNT_STEPS = {
     "lightning": "Lightning",
@@ -20,17 +23,21 @@ COUNT_STEPS = {
 """Modules of trainers that count steps by themselves, and end or save by that count: nobody else can put it back."""
 
 
-def refused() -> str:
-    """Return what keeps a count that cannot be put back; "" for a loop without a trainer."""
-    return next((who for name, who in COUNT_STEPS.items() if name in sys.modules), "")
+def refuses() -> bool:
+    """Say so where a trainer keeps a count that cannot be put back."""
+    who = next((who for name, who in COUNT_STEPS.items() if name in sys.modules), "")
+    if who:
+        print(
+            f"saturate why: --then go-on: {who} counts steps by itself, so the program ends once it is measured",
+            file=sys.stderr,
+        )
+    return bool(who)
 
 
-class Kept:
+class State:
     """What the program computes with, as it is now."""
 
-    def __init__(self, optimizers: Sequence[Any]) -> None:
-        import torch
-
+    def __init__(self, optimizers: Iterable[Any]) -> None:
         self._tables = [
             (table, dict(table))
             for module in _all_of(torch.nn.Module)
@@ -41,30 +48,35 @@ class Kept:
             for _, entries in self._tables
             for tensor in entries.values()
             if tensor is not None
-        }
-        self._tensors = [(one, one.detach().clone()) for one in tensors.values()]
+        }.values()
+        self._tensors = [(one, one.detach().clone()) for one in tensors]
         # of steps that accumulate
         self._grads = [
             (one, one.grad.clone())
-            for one in tensors.values()
+            for one in tensors
             if one.is_leaf and one.grad is not None
         ]
-        of_pytorch = torch.optim.lr_scheduler
-        kinds = (of_pytorch.LRScheduler, of_pytorch.ReduceLROnPlateau)
-        scaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
-        holders = [*optimizers, *_all_of(*kinds), *_all_of(scaler)]
+        schedules = torch.optim.lr_scheduler
+        holders = [
+            *optimizers,
+            *_all_of(schedules.LRScheduler, schedules.ReduceLROnPlateau),
+            # torch.amp has it since 2.3
+            *_all_of(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)),
+        ]
         self._states = [(one, copy.deepcopy(one.state_dict())) for one in holders]
-        self._random = random.getstate()
-        self._numpy = sys.modules["numpy"].random.get_state()
-        self._host = torch.get_rng_state()
-        self._devices = (
-            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        )
+        # what sets random numbers -> how these are now
+        self._random: list[tuple[Callable[[Any], object], Any]] = [
+            (random.setstate, random.getstate()),
+            # what they draw from, if they do
+            (numpy.random.set_state, numpy.random.get_state()),  # noqa: NPY002
+            (torch.set_rng_state, torch.get_rng_state()),
+        ]
+        if torch.cuda.is_initialized():
+            devices = torch.cuda.get_rng_state_all()
+            self._random.append((torch.cuda.set_rng_state_all, devices))
 
     def put_back(self) -> None:
         """Have the program go on from here."""
-        import torch
-
         for table, entries in self._tables:
             table.update(entries)
         with torch.no_grad():
@@ -75,11 +87,8 @@ class Kept:
                 tensor.grad = content
         for holder, state in self._states:
             holder.load_state_dict(state)
-        random.setstate(self._random)
-        sys.modules["numpy"].random.set_state(self._numpy)
-        torch.set_rng_state(self._host)
-        if self._devices:
-            torch.cuda.set_rng_state_all(self._devices)
+        for put_back, state in self._random:
+            put_back(state)
 
 
 def _all_of(*kinds: type) -> Iterator[Any]:

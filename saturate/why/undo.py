@@ -38,60 +38,50 @@ class Journal:
         self.is_over = False
         self._seen: set[str] = set()
         self._began = time.time()
-        acting = threading.local()
-        process = os.getpid()  # a worker that is forked has this journal, too
-        events: dict[str, Callable[..., None]] = {
-            "open": self._opened,
-            "os.link": self._linked,
-            "os.mkdir": self._made,
-            "os.remove": self._removed,
-            "os.rename": self._renamed,
-            "os.symlink": self._linked,
-            "shutil.rmtree": self._removed,
-            WRITTEN: self._written,
-        }
+        self._acting = threading.local()
+        self._process = os.getpid()  # a worker that is forked has this journal, too
+        sys.addaudithook(self._told)
 
-        def told(event: str, arguments: tuple[Any, ...]) -> None:
-            if event not in events or self.is_over or hasattr(acting, "here"):
-                return
-            if os.getpid() == process:
-                acting.here = True
-                try:
-                    with suppress(OSError):  # theirs will say so
-                        events[event](*arguments)
-                finally:
-                    del acting.here
+    def _told(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in EVENTS or self.is_over or hasattr(self._acting, "here"):
+            return
+        if os.getpid() == self._process:
+            self._acting.here = True
+            try:
+                with suppress(OSError):  # theirs will say so
+                    EVENTS[event](self, *arguments)
+            finally:
+                del self._acting.here
 
-        sys.addaudithook(told)
-
-    def _opened(self, path: Any, _: str | None, flags: int) -> None:
+    def opened(self, path: Any, _: str | None, flags: int) -> None:
+        """Note a checkpoint that is made, or emptied."""
         if isinstance(path, int) or not _is_checkpoint(os.fsdecode(path)):
             return
         if flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.lexists(path)):
-            self._written(path)
+            self.written(path)
 
-    def _written(self, path: Any) -> None:
+    def written(self, path: Any) -> None:
+        """Note a file of any name that is written anew."""
         path = os.path.realpath(os.fsdecode(path))
         self._touch(path)
         # what is kept is the same file by another name
         if os.path.isfile(path) and os.stat(path).st_nlink > 1:
             os.unlink(path)
 
-    def _linked(self, _: Any, to: Any, *__: int) -> None:
-        if _is_checkpoint(os.fsdecode(to)):
-            self._touch(_whole(to))
-
-    def _made(self, path: Any, *_: int) -> None:
+    def made(self, path: Any, *_: int) -> None:
+        """Note a new folder."""
         if not os.path.lexists(path):
             self._touch(_whole(path), is_folder=True)
 
-    def _removed(self, path: Any, of_folder: int | None = -1) -> None:
+    def changed(self, path: Any, of_folder: int | None = -1) -> None:
+        """Note a checkpoint, or a folder with some, that is made or removed by its name."""
         path = _whole(path)
         # within a folder that is removed whole, paths are relative to that
         if of_folder in (-1, None) and _holds_checkpoint(path):
             self._touch(path)
 
-    def _renamed(self, source: Any, to: Any, *_: int) -> None:
+    def renamed(self, source: Any, to: Any, *_: int) -> None:
+        """Note a file or folder that gets another name, where one of the two is a checkpoint's, or was noted."""
         source, to = _whole(source), _whole(to)
         if any(one in self._seen or _holds_checkpoint(one) for one in (source, to)):
             # a name beside, which the program has just written, has no need to be back
@@ -111,6 +101,19 @@ class Journal:
         line = {"path": path, "aside": aside, "is_folder": is_folder, "at": time.time()}
         with self.file.open("a") as file:
             print(json.dumps(line), file=file)
+
+
+EVENTS: dict[str, Callable[..., None]] = {
+    "open": Journal.opened,
+    "os.link": lambda journal, _, to, *__: journal.changed(to),
+    "os.mkdir": Journal.made,
+    "os.remove": Journal.changed,
+    "os.rename": Journal.renamed,
+    "os.symlink": lambda journal, _, to, *__: journal.changed(to),
+    "shutil.rmtree": Journal.changed,
+    WRITTEN: Journal.written,
+}
+"""Event of Python's -> what is done, with its arguments."""
 
 
 def _whole(path: Any) -> str:
@@ -157,15 +160,12 @@ def back(folder: Path) -> int:
             one.startswith(path + os.sep) for one in paths
         ):
             continue
-        if aside is None or os.path.lexists(aside):
-            _remove(path)
-        if aside and os.path.lexists(aside):
+        is_kept = os.path.lexists(aside or "")
+        if is_kept or aside is None:
+            # the one does nothing to a file, the other nothing to a folder
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                os.unlink(path)
+        if is_kept:
             os.rename(aside, path)
     return len(paths)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
-        os.unlink(path)

@@ -11,23 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from saturate.contracts import counted
+from saturate.contracts import RateWindow, counted
 from saturate.report import meter, stages, what_if
 from saturate.report.advice import NEIGHBOURS, WORTH, Summary, first_of
-from saturate.report.facts import FACTS, busiest
+from saturate.report.facts import FACTS, bound_of, busiest
 
-PHASES = {"own": "rate", "replay": "compute", "drain": "loader"}
-"""Phase of why/phases.py -> the figure that it gives."""
-ALIKE = 1.02
-"""Times the rate of fewer workers that more of them have to give."""
-CROWDED = 2
-"""Workers for a core from which on they hinder each other, where they compute."""
+MORE_WORKERS_GIVE = 1.02
+"""More workers are told where they give so many times the rate of fewer."""
+WORKERS_OF_A_CORE = 2
+"""Beyond so many workers for each core they hinder each other, where they compute."""
 IDLE_EPOCHS = 0.02
 """Share of the time between epochs from which on it is worth a line."""
-OF_THE_STEP = ("kernel_ms", "arithmetic_ms", "convolutions")
-"""What is measured of a step on a GPU."""
 WIDTH = 80
 NO_STEP = "batches: no step of an optimiser was seen"
+UNDONE = (
+    "that it saved after its step was given batches again; those of before are back"
+)
 
 WORDS = {
     "workers": "num_workers={}",
@@ -41,66 +40,66 @@ Rank = Mapping[str, Any]
 
 
 def of(ranks: Sequence[Rank]) -> dict[str, Any]:
-    """Return the summary of a program of which these are the ranks: keys as in summary.json, and `windows`, the
-    rates of each phase, samples a second of all ranks.
-    """
+    """Return the summary of a program of which these are the ranks: keys as in summary.json."""
     first = ranks[0]
-    rates = {figure: _rates(ranks, phase) for phase, figure in PHASES.items()}
-    own = _added(ranks, "own")
-    active_s, batches = _active_s(own), own["batches"]
-    replay = _added(ranks, "replay")
-    loader, settings = first["loader"], first["settings"]
+    own, replay = _added(ranks, "own"), _added(ranks, "replay")
+    active_s = _active_s(own)
+    loader, settings, cores = (
+        first["loader"],
+        first["settings"],
+        first["hardware"]["cores"],
+    )
     of_ranks = [_of_rank(rank) for rank in ranks]
     slow = stages.slowest(of_ranks)
     # the others wait for it, so that its loader is the one to change
     last = slow["rank"] if slow else 0
-    others = {
-        "shared": busiest([rank.get("shared") for rank in ranks]),
-        "other_cores": first.get("other_cores"),
-    }
-    compute = {
-        "step_ms": 1e3 * _active_s(replay) / replay["batches"],
-        **{name: first[name] for name in OF_THE_STEP if name in first},
-    }
+    wall = Counter(ranks[last]["busy"]["wall"])
+    steps: dict[str, dict[str, float]] = {"transforms": {}, "decode": {}}
+    for part, taken in wall.most_common():
+        stage, _, name = part.partition(" ")
+        if name:
+            steps[stage][name] = taken / wall.total()
+    shared = busiest([rank.get("shared") for rank in ranks])
+    others = first.get("other_cores")
+    # each rank has seen the whole tree
+    used = statistics.mean(one["cores"] for one in first["windows"]["own"])
     values: dict[str, Any] = {
         "loader": loader["kind"],
         "workers": loader.get("num_workers"),
         "takes_turns": loader.get("num_workers") == 0,
-        "batch_size": round(own["samples"] / batches),
+        "batch_size": round(own["samples"] / own["batches"]),
         "world_size": len(ranks),
-        "cores_a_rank": settings["cores"] / len(ranks),
+        "cores_a_rank": cores / len(ranks),
         "compile": settings["compiled"],
         "one_shape": True,
-        "hardware": {"gpu": settings["gpu"], "cores": settings["cores"]},
-        "versions": {name: settings[name] for name in ("torch", "python")},
+        "hardware": first["hardware"],
+        "versions": first["versions"],
         "settings": {**loader, **settings, "pinned": first.get("pinned")},
-        "windows": rates,
-        "rate": {**_figure(rates["rate"], "steady"), "active_s": active_s / len(ranks)},
-        "ceiling": {
-            "compute": _figure(rates["compute"], "rate") | compute | others,
-            "loader": _figure(rates["loader"], "rate") | others,
+        "rate": {
+            **_figure("steady", _rates(ranks, "own")),
+            "active_s": active_s / len(ranks),
         },
-        "gpu": {"shared": others["shared"]},
+        "ceiling": {
+            name: {
+                **_figure("rate", _rates(ranks, phase)),
+                "shared": shared,
+                "other_cores": others,
+            }
+            for name, phase in (("compute", "replay"), ("loader", "drain"))
+        },
+        "gpu": {"shared": shared},
         "cpu": {
-            "others": others["other_cores"],
-            # each rank has seen the whole tree
-            "utilisation": (
-                statistics.mean(one["cores"] for one in first["windows"]["own"])
-                + (others["other_cores"] or 0.0)
-            )
-            / settings["cores"],
+            "others": others,
+            "utilisation": (used + (others or 0.0)) / cores,
         },
         "data_wait": {
-            "ms": 1e3 * own["wait"] / batches,
+            "ms": 1e3 * own["wait"] / own["batches"],
             "share": own["wait"] / active_s,
         },
-        "step_ms": {"p50": 1e3 * active_s / batches},
+        "step_ms": {"p50": 1e3 * active_s / own["batches"]},
         "split_ms": first["split_ms"],
         "stages": of_ranks[last]["stages"],
-        "steps": {
-            "transforms": _within(ranks[last], "transform"),
-            "decode": _within(ranks[last], "decode"),
-        },
+        "steps": steps,
         "decoders": first["decoders"],
         "slowest_rank": slow,
         # of each rank
@@ -110,7 +109,11 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
         },
         "idle_epochs": own["gap"] / own["seconds"],
         "syncs": first.get("syncs", {}),
-        "counts_batches": first["counts_batches"],
+        # no step in a whole window: its updates are made by hand, or inside of a graph
+        "counts_batches": not first["windows"]["own"][0]["steps"],
+    }
+    values["ceiling"]["compute"] |= first.get("kernels", {}) | {
+        "step_ms": 1e3 * _active_s(replay) / replay["batches"]
     }
     _judge(values, ranks)
     return values
@@ -118,55 +121,64 @@ def of(ranks: Sequence[Rank]) -> dict[str, Any]:
 
 def _judge(values: dict[str, Any], ranks: Sequence[Rank]) -> None:
     """Say what binds, and what changes are worth."""
-    rate, rates = values["rate"]["steady"], values["windows"]
-    for name in ("compute", "loader"):
+    rate = values["rate"]["steady"]
+    for name, ceiling in values["ceiling"].items():
         # no ceiling is below a rate whose windows reach down to its own, another program aside, and a loader fills
         # its queue in a validation
-        reaches = min(rates["rate"]) <= (1 + WORTH) * max(rates[name])
+        most = (1 + WORTH) * ceiling["spread"]["max"]
+        reaches = values["rate"]["spread"]["min"] <= most
         if reaches or (name == "loader" and _of_validation(values) > WORTH):
-            rate = min(rate, values["ceiling"][name]["rate"])
-    values["efficiency"], values["bound"] = meter.bound(
-        rate,
-        values["ceiling"]["compute"]["rate"],
-        values["ceiling"]["loader"]["rate"],
-    )
-    values["binds"] = stages.binds(values)
+            rate = min(rate, ceiling["rate"])
     held = {**values, "rate": {**values["rate"], "steady": rate}}
-    values["what_if"] = sorted(_changes(held, ranks), key=lambda one: -one["gain"])
+    values["efficiency"], values["bound"] = bound_of(held)
+    values["binds"] = stages.binds(values)
+    changes = [*_settings(held)]
+    if model := what_if.model_of(held):
+        changes += [
+            what_if.predicted(model, what_if.Change(what, {}, *limits))
+            for what, *limits in _changes(model, held, ranks)
+        ]
+    values["what_if"] = sorted(changes, key=lambda one: -one["gain"])
 
 
-def _added(ranks: Sequence[Rank], phase: str) -> dict[str, float]:
+def _added(ranks: Sequence[Rank], phase: str) -> Counter[str]:
     """Return the sums over all windows of a phase."""
-    windows = [window for rank in ranks for window in rank["windows"][phase]]
-    return {name: sum(one[name] for one in windows) for name in windows[0]}
+    added: Counter[str] = Counter()
+    for rank in ranks:
+        for window in rank["windows"][phase]:
+            added.update(window)
+    return added
 
 
 def _rates(ranks: Sequence[Rank], phase: str) -> list[float]:
     """Return samples a second of all ranks, of the windows that they had together. Ranks that drain do not wait for
     each other, as they would in a step.
     """
-    rates = []
-    for number, _ in enumerate(ranks[0]["windows"][phase]):
-        each = [_rate(rank, phase, rank["windows"][phase][number]) for rank in ranks]
-        drained = phase in ("drain", "kept")
-        rates.append(len(each) * min(each) if drained else sum(each))
-    return rates
+    together = zip(
+        *(
+            [_rate(rank, phase, one) for one in rank["windows"][phase]]
+            for rank in ranks
+        ),
+        strict=True,
+    )
+    if phase in ("own", "replay"):
+        return [*map(sum, together)]
+    return [len(ranks) * min(rates) for rates in together]
 
 
 def _rate(rank: Rank, phase: str, window: Mapping[str, float]) -> float:
     """Return samples a second of a window, its validation apart, and with the time that epochs take to begin."""
     if phase == "own":
-        return window["samples"] / (_active_s(window) + window["gap"])
-    if window.get("whole"):
-        return window["whole"] / window["whole_s"]
+        return window["samples"] / (window["seconds"] - window["pause"])
+    if window["epochs"]:
+        return window["epochs"] / window["epochs_s"]
     rate = window["samples"] / _active_s(window)
     length, gap_s = rank["epoch"]["batches"], rank["epoch"]["gap_s"]
     # where the rate has no end of an epoch in it, the ceiling beside it has none, either
-    has_ends = any(one["gap"] for one in rank["windows"]["own"])
-    if phase == "replay" or not length or not has_ends:
+    if phase == "replay" or not length or not _added([rank], "own")["gap"]:
         return rate
     # each worker's first batch is made while the epoch begins
-    left = max(length - max(rank["loader"].get("num_workers") or 0, 1), 0)
+    left = max(length - max(rank["loader"].get("num_workers", 0), 1), 0)
     batch = window["samples"] / window["batches"]
     return float(length * batch / (gap_s + left * batch / rate))
 
@@ -176,7 +188,7 @@ def _active_s(window: Mapping[str, float]) -> float:
     return window["seconds"] - window["pause"] - window["gap"]
 
 
-def _figure(rates: list[float], name: str) -> dict[str, Any]:
+def _figure(name: str, rates: list[float]) -> dict[str, Any]:
     return {
         name: statistics.median(rates),
         "spread": meter.spread(rates),
@@ -185,68 +197,37 @@ def _figure(rates: list[float], name: str) -> dict[str, Any]:
 
 
 def _of_rank(rank: Rank) -> dict[str, Any]:
-    """Return what report/stages.py wants to know of a rank."""
-    own = _added([rank], "own")
-    share = own["wait"] / (own["seconds"] - own["pause"])
+    """Return what report/stages.py wants to know of a rank: `stages` are shares of the workers' time and ms a sample,
+    and what its waits for data were for: `workers`, or taking from the `queue` what they have made.
+    """
+    own, drained = _added([rank], "own"), _added([rank], "drain")
+    busy = rank["busy"]
+    samples = busy["batches"] * drained["samples"] / max(drained["batches"], 1)
+    spent_s: dict[str, tuple[float, float]] = {}
+    for part, wall in busy["wall"].items():
+        of_part = 1e-9 * wall, 1e-9 * busy["cpu"].get(part, 0)
+        spent_s |= meter.added(spent_s, {part.partition(" ")[0]: of_part}, {})
+    workers_s = 1e-9 * sum(busy["wall"].values())
+    window = RateWindow(samples, samples, workers_s, 0, spent_s)
+    if found := stages.of_windows([window], 1):
+        # what taking a batch costs that lies ready; the rest of a wait is for the workers to make it
+        queue_s = statistics.median(one["queue"] for one in rank["windows"]["drain"])
+        wait = own["wait"] / (own["seconds"] - own["pause"])
+        queue = min(own["batches"] * queue_s / own["seconds"], wait)
+        for name, share in (("workers", wait - queue), ("queue", queue)):
+            found[name] = {"share": share, "ms": 0.0, "cpu_ms": 0.0}
     return {
         "data_wait": 1e3 * own["wait"] / own["batches"],
         "forward": rank["split_ms"].get("forward"),
-        "stages": _stages(rank, share),
-    }
-
-
-def _stages(rank: Rank, wait: float) -> dict[str, dict[str, float]]:
-    """Return the stages of a rank's workers, as shares of their time and ms a sample, and what its waits for data,
-    this share of its time, were for: `workers`, or taking from the `queue` what they have made.
-    """
-    drains = rank["windows"]["drain"]
-    made = sum(rank["stages"][phase]["batches"] for phase in ("own", "drain"))
-    samples = made * drains[0]["samples"] / max(drains[0]["batches"], 1)
-    wall, cpu = _busy(rank, "wall"), _busy(rank, "cpu")
-    everything = sum(wall.values())
-    if not samples or not everything:
-        return {}
-    found: dict[str, dict[str, float]] = {}
-    for part, taken in wall.items():
-        name = part.partition(" ")[0].replace("transform", "transforms")
-        stage = found.setdefault(name, {"share": 0.0, "ms": 0.0, "cpu_ms": 0.0})
-        stage["share"] += taken / everything
-        stage["ms"] += 1e-6 * taken / samples
-        stage["cpu_ms"] += 1e-6 * cpu[part] / samples
-    # what taking a batch costs that lies ready; the rest of a wait is for the workers to make it
-    queue_s = statistics.median(window["queue"] for window in drains)
-    own = _added([rank], "own")
-    queue = min(own["batches"] * queue_s / own["seconds"], wait)
-    nothing = {"ms": 0.0, "cpu_ms": 0.0}
-    found["workers"] = {"share": wait - queue, **nothing}
-    found["queue"] = {"share": queue, **nothing}
-    return found
-
-
-def _busy(rank: Rank, kind: str) -> Counter[str]:
-    """Return nanoseconds of what workers were busy with, `wall` or `cpu`, while they were asked for batches."""
-    added: Counter[str] = Counter()
-    for phase in ("own", "drain"):
-        added.update(rank["stages"][phase][kind])
-    return added
-
-
-def _within(rank: Rank, stage: str) -> dict[str, float]:
-    """Return the share of the workers' time that each part of a stage has, the largest first."""
-    wall = _busy(rank, "wall")
-    everything = sum(wall.values())
-    return {
-        name.removeprefix(f"{stage} "): taken / everything
-        for name, taken in wall.most_common()
-        if name.startswith(f"{stage} ")
+        "stages": found,
     }
 
 
 # --- what changes are worth ---------------------------------------------------------------------------------------
 
 
-def _changes(values: Summary, ranks: Sequence[Rank]) -> Iterator[dict[str, Any]]:
-    """Yield what is predicted of each change, as report/what_if.py does, in the words of PyTorch."""
+def _settings(values: Summary) -> Iterator[dict[str, Any]]:
+    """Yield those predictions of report/what_if.py that a program can make, in the words of PyTorch."""
     workers = 0.0  # the rate of the fewest that are told
     for one in sorted(
         what_if.predictions(values), key=lambda one: one["settings"].get("workers", 0)
@@ -254,43 +235,36 @@ def _changes(values: Summary, ranks: Sequence[Rank]) -> Iterator[dict[str, Any]]
         if "GPUs for" in one["what"] or "--transforms" in one["what"]:
             continue  # asked is what to change in the program, and one transform at a time
         if "workers" in one["settings"]:
-            if one["rate"] < ALIKE * workers:
+            if one["rate"] < MORE_WORKERS_GIVE * workers:
                 continue  # more of them give nothing
             workers = one["rate"]
         said = [WORDS[name].format(value) for name, value in one["settings"].items()]
         yield {**one, "what": " ".join(said) or one["what"].removeprefix("--")}
-    model = what_if.model_of(values)
-    if model is None:
-        return
-    rank = ranks[0]
+
+
+def _changes(
+    model: what_if.Model, values: Summary, ranks: Sequence[Rank]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield each change that our own runs do not know, and the limits after it, as what_if.Change has them."""
     if slow := values["slowest_rank"]:
-        others = [
-            statistics.median(_rates([one], "drain"))
-            for number, one in enumerate(ranks)
-            if number != slow["rank"]
-        ]
-        after = replace(model, loader=len(ranks) * statistics.median(others))
-        what = f"rank {slow['rank']} as fast as the others"
-        yield what_if.predicted(model, what_if.Change(what, {}, after))
+        others = [rank for number, rank in enumerate(ranks) if number != slow["rank"]]
+        each = [statistics.median(_rates([rank], "drain")) for rank in others]
+        after = replace(model, loader=len(ranks) * statistics.median(each))
+        yield f"rank {slow['rank']} as fast as the others", after
     for name, share in [*values["steps"]["transforms"].items()][:1]:
-        after = model.spared(
-            "transforms", share / values["stages"]["transforms"]["share"]
-        )
-        yield what_if.predicted(model, what_if.Change(f"without {name}", {}, after))
+        of_all = share / values["stages"]["transforms"]["share"]
+        yield f"without {name}", model.spared("transforms", of_all)
     theirs = next(iter(values["steps"]["decode"]), "")
     for name, ms in values["decoders"].items():
         spared = 1 - ms / values["decoders"].get(theirs, ms)
         if spared > 0:
-            after = model.spared("decode", spared)
-            what = f"decoding by {name}"
-            yield what_if.predicted(model, what_if.Change(what, {}, after))
+            yield f"decoding by {name}", model.spared("decode", spared)
     kept = all("kept" in rank["windows"] for rank in ranks)
     if kept and values["idle_epochs"] > IDLE_EPOCHS:
         after = replace(model, loader=statistics.median(_rates(ranks, "kept")))
-        what = "one DataLoader with persistent_workers=True"
-        yield what_if.predicted(model, what_if.Change(what, {}, after))
-    copy_ms = rank.get("transfer_ms")
-    if copy_ms and not rank["pinned"]:
+        yield "one DataLoader with persistent_workers=True", after
+    copy_ms = ranks[0].get("transfer_ms")
+    if copy_ms and not ranks[0]["pinned"]:
         step_ms = values["ceiling"]["compute"]["step_ms"]
         # at most the copy runs beside the step, and at least half of it
         fully, half = (
@@ -298,13 +272,13 @@ def _changes(values: Summary, ranks: Sequence[Rank]) -> Iterator[dict[str, Any]]
             for saved in (copy_ms, copy_ms / 2)
         )
         what = "pin_memory=True with .to(device, non_blocking=True)"
-        yield what_if.predicted(model, what_if.Change(what, {}, fully, half, fully))
+        yield what, fully, half, fully
 
 
-def _unknown(values: Summary) -> list[str]:
-    """Return what could make the step faster, and was not measured."""
+def _unmeasured(values: Summary) -> str:
+    """Say what could make the step faster, and was not measured."""
     settings = values["settings"]
-    on_gpu = settings["gpu"] is not None
+    on_gpu = values["hardware"]["gpu"] is not None
     in_fp32 = settings["dtypes"] == ["torch.float32"] and not settings["autocast"]
     can = {
         "torch.autocast": on_gpu and in_fp32,
@@ -318,31 +292,13 @@ def _unknown(values: Summary) -> list[str]:
         "a larger prefetch_factor": values["workers"]
         and values["bound"] == "contention",
     }
-    return [name for name, is_left in can.items() if is_left]
-
-
-def _changes_recipe(change: Mapping[str, Any]) -> bool:
-    return change["what"].startswith("without ") or "batch_size" in change["settings"]
+    return ", ".join(name for name, is_left in can.items() if is_left)
 
 
 def _of_validation(values: Summary) -> float:
     """Return the share of the time that is not trained in for a validation's sake."""
     whole_s = values["rate"]["active_s"] + sum(values["pauses"].values())
     return float(values["pauses"]["validation"] / whole_s)
-
-
-def _is_crowded(values: Summary) -> bool:
-    """Return whether the loader has more workers than its cores can run, and waits for these."""
-    cores = values["settings"]["cores"]
-    crowded = (values["workers"] or 0) > CROWDED * cores
-    return crowded and values["bound"] != "compute" and not _more_workers(values)
-
-
-def _more_workers(values: Summary) -> bool:
-    return any(
-        "workers" in one["settings"] and one["gain"] > WORTH
-        for one in values["what_if"]
-    )
 
 
 def _first(values: Summary) -> str:
@@ -353,12 +309,24 @@ def _first(values: Summary) -> str:
     pause = _of_validation(values)
     if pause / (1 - pause) > max([WORTH, *(one["gain"] for one in worth)]):
         return f"validate less often: it takes {pause:.0%} of the time"
-    if values["efficiency"] and values["bound"] is None:
+    bound, workers, cores = (
+        values["bound"],
+        values["workers"],
+        values["hardware"]["cores"],
+    )
+    if bound is None:
         return "measure again: the rate is above its own ceiling, so another program was busy meanwhile"
-    if _is_crowded(values):
-        return f"num_workers={values['settings']['cores']:.0f}: {values['workers']} hinder each other (not measured)"
+    # unless they wait for something else than a core
+    more = any("workers" in one["settings"] for one in worth)
+    if bound != "compute" and (workers or 0) > WORKERS_OF_A_CORE * cores and not more:
+        return f"num_workers={cores:.0f}: {workers} hinder each other (not measured)"
     # one that changes the recipe behind the best of the others
-    told = [one for one in worth if not _changes_recipe(one)][:1]
+    told = [
+        one
+        for one in worth
+        if not one["what"].startswith("without ")
+        and "batch_size" not in one["settings"]
+    ][:1]
     told += [one for one in worth[:1] if one not in told]
     if told:
         return "; ".join(
@@ -366,15 +334,15 @@ def _first(values: Summary) -> str:
             for one in told
         )
     binds = values["binds"] or {}
-    unknown = _unknown(values)
-    more = f": {', '.join(unknown)} (not measured)" if unknown else ""
+    unmeasured = _unmeasured(values)
+    ends = f": {unmeasured} (not measured)" if unmeasured else ""
     if binds.get("side") == "step":
-        return f"the step, which has its data; most of it is {binds['stage']}{more}"
+        return f"the step, which has its data; most of it is {binds['stage']}{ends}"
     if binds.get("stage") == "queue":
         return "pin_memory=True: its thread takes the batches from the workers beside the step (not measured)"
-    if values["bound"] == "loader":
-        return f"the loader: smaller or fewer files to decode, fewer transforms, or more cores{more}"
-    return f"loader and step hinder each other, or other programs take these cores: more cores{more}"
+    if bound == "loader":
+        return f"the loader: smaller or fewer files to decode, fewer transforms, or more cores{ends}"
+    return f"loader and step hinder each other, or other programs take these cores: more cores{ends}"
 
 
 def lines(values: Summary) -> list[str]:
@@ -391,15 +359,15 @@ def lines(values: Summary) -> list[str]:
     }
     told = sorted(shares, key=shares.__getitem__, reverse=True)[:4]
     workers = [f"{name} {shares[name]:.0%}{_most(values, name)}" for name in told]
-    waits = [f"{place} {count} x" for place, count in values["syncs"].items()]
-    unknown = _unknown(values)
+    waits = ", ".join(f"{place} {count} x" for place, count in values["syncs"].items())
+    undone = counted(values["undone"], "file")
     rows += [
         ("workers", ", ".join(workers)),
         ("between epochs", _share(values["idle_epochs"])),
         ("validation", _share(_of_validation(values))),
-        ("waits for GPU", ", ".join(waits) and f"{', '.join(waits)} a step"),
-        ("not measured", ", ".join(unknown)),
-        ("not kept", _undone(values["undone"])),
+        ("waits for GPU", waits and f"{waits} a step"),
+        ("not measured", _unmeasured(values)),
+        ("not kept", f"{undone} {UNDONE}" if values["undone"] else ""),
         ("counted", NO_STEP if values["counts_batches"] else ""),
         ("change first", _first(values)),
     ]
@@ -422,10 +390,3 @@ def _most(values: Summary, stage: str) -> str:
 
 def _share(share: float) -> str:
     return f"{share:.1%} of the time" if share > IDLE_EPOCHS else ""
-
-
-def _undone(count: int) -> str:
-    if not count:
-        return ""
-    files = counted(count, "file")
-    return f"{files} that it saved after its step was given batches again; those of before are back"

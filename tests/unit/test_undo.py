@@ -35,7 +35,7 @@ SAVES = {
 TORCH = """
 import torch
 from saturate.why import hooks
-hooks._saving(torch.serialization, "save")
+hooks.around(torch.serialization, "save", hooks.saved)
 torch.save = torch.serialization.save
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from saturate.why import hooks, phases, undo
+from saturate.why import batches, hooks, phases, undo
 
 t = torch.zeros
 BATCHES: dict[str, tuple[Any, int]] = {
@@ -30,7 +30,7 @@ BATCHES: dict[str, tuple[Any, int]] = {
 @pytest.mark.parametrize("batch", BATCHES)
 def test_samples_of_a_batch(batch: str) -> None:
     content, count = BATCHES[batch]
-    assert phases.samples_of(content) == count
+    assert batches.samples_of(content) == count
 
 
 def changed_in_place(batch: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def emptied(batch: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [changed_in_place, replaced, emptied])
 def test_a_batch_comes_again_as_it_was(change: Any) -> None:
-    kept = phases.Kept({"x": torch.ones(2, 3), "names": ["a", "b"]})
+    kept = batches.KeptBatch({"x": torch.ones(2, 3), "names": ["a", "b"]})
     for _ in range(3):
         batch = kept.again()
         assert float(batch["x"].sum()) == 6 and batch["names"] == ["a", "b"]
@@ -58,7 +58,7 @@ def test_a_batch_that_cannot_be_copied_comes_again() -> None:
     import threading
 
     batch = {"x": torch.ones(2), "lock": threading.Lock()}
-    assert phases.Kept(batch).again() is batch
+    assert batches.KeptBatch(batch).again() is batch
 
 
 @pytest.mark.parametrize("has_trained", [False, True])
@@ -70,7 +70,7 @@ def test_what_cannot_be_measured_goes_on_only_if_it_is_as_it_was(
     monkeypatch.setenv(hooks.ASKED, json.dumps(asked))
     monkeypatch.setattr(sys, "addaudithook", lambda _: None)
     for owner, name in (
-        (phases, "run"),
+        (hooks, "run"),
         (phases, "_was_measured"),
         (sys, "excepthook"),
     ):
@@ -89,5 +89,5 @@ def test_what_cannot_be_measured_goes_on_only_if_it_is_as_it_was(
             run.take(iter("ab"), loader, lambda: "a")
     else:
         assert run.take(iter("ab"), loader, lambda: "a") == "a"
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    assert seen["refused"] == "one rank has no loader"
+    told = (tmp_path / hooks.UNMEASURED).read_text()
+    assert told == "one rank has no loader"

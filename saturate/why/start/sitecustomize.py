@@ -13,17 +13,16 @@ HERE = Path(__file__).resolve().parent
 
 def _begin() -> None:
     package = HERE.parents[1]
-    if importlib.util.find_spec("saturate") is None:
-        # by its own path: a checkout on sys.path would bring its models, loaders and tests along
-        spec = importlib.util.spec_from_file_location(
-            "saturate",
-            package / "__init__.py",
-            submodule_search_locations=[str(package)],
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["saturate"] = module
-        spec.loader.exec_module(module)
+    # by its own path: a checkout on sys.path would bring its models, loaders and tests along
+    spec = importlib.util.spec_from_file_location(
+        "saturate",
+        package / "__init__.py",
+        submodule_search_locations=[str(package)],
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["saturate"] = module
+    spec.loader.exec_module(module)
     from saturate.why import hooks
 
     hooks.begin()

@@ -1,0 +1,124 @@
+"""Batches of a program that is not ours, and the loaders that give them: what can be seen of them from outside."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+SETTINGS = (
+    "num_workers",
+    "batch_size",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+)
+"""Settings of a DataLoader that are told."""
+
+
+def samples_of(batch: Any) -> int:
+    """Return the length of the first tensor or array found in a batch, or of its first list of images; 0 where there
+    is none.
+    """
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    parts = parts_of(batch)
+    firsts = [next(iter(tensors_of(part)), None) for part in parts]
+    # tensors of three dimensions and one or three channels, or dictionaries with such
+    if isinstance(batch, (list, tuple)) and firsts and all(map(_is_image, firsts)):
+        return len(parts)
+    return next((count for count in map(samples_of, parts) if count), 0)
+
+
+def _is_image(tensor: Any) -> bool:
+    shape: Any = getattr(tensor, "shape", ())
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def parts_of(batch: Any) -> list[Any]:
+    """Return what a batch holds: a list, a tuple, or whatever has values, as dictionaries and BatchEncodings do."""
+    if hasattr(batch, "keys") and hasattr(batch, "values"):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, (list, tuple)) else []
+
+
+def tensors_of(batch: Any) -> list[Any]:
+    """Return all tensors of a batch."""
+    if hasattr(batch, "is_pinned"):
+        return [batch]
+    return [tensor for part in parts_of(batch) for tensor in tensors_of(part)]
+
+
+class KeptBatch:
+    """A batch to be given again and again, as the loader has given it.
+
+    It is copied anew only where the loop has changed it: a copy of 128 images (77 MB) took 0.37 s on a busy core, and
+    to see that they are unchanged 4 us.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._batch, self._whole = batch, _copied(batch)
+        self._before = self._versions()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        # those of inference mode have no version, and cannot be changed elsewhere
+        return [
+            (id(one), -1 if one.is_inference() else one._version)
+            for one in tensors_of(self._batch)
+        ]
+
+    def again(self) -> Any:
+        """Return the batch as the loader has given it."""
+        if self._versions() != self._before:
+            self._batch = _copied(self._whole)
+            self._before = self._versions()
+        return self._batch
+
+
+def _copied(batch: Any) -> Any:
+    """Return a copy of a batch, pinned where that is."""
+    copies = {}
+    for one in tensors_of(batch):
+        copied = one.clone()
+        copies[id(one)] = copied.pin_memory() if one.is_pinned() else copied
+    try:
+        return copy.deepcopy(batch, copies)
+    except TypeError:  # it holds a lock, or a file
+        return batch
+
+
+def length_of(loader: Any) -> int:
+    """Return how many batches an epoch has; 0 where that is not known."""
+    # PyTorch warns of those that were asked and have another length
+    if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset):
+        return 0
+    try:
+        return len(loader)
+    except Exception:  # whatever a sampler says
+        return 0
+
+
+def settings_of(loader: Any) -> dict[str, Any]:
+    """Return those of SETTINGS that a loader has."""
+    values = {name: getattr(loader, name, None) for name in SETTINGS}
+    return {
+        name: value for name, value in values.items() if isinstance(value, (int, str))
+    }
+
+
+def signature(loader: Any) -> tuple[Any, ...]:
+    """Return what is the same of a DataLoader that a program makes anew for each epoch; of others what no two share."""
+    if not hasattr(loader, "sampler"):
+        return (id(loader),)
+    kinds = map(type, (loader, loader.dataset, loader.sampler))
+    return (*kinds, length_of(loader), *settings_of(loader).items())
+
+
+def is_endless(loader: Any, iterator: Any) -> bool:
+    """Return whether a loader holds an iterator that never ends, and counts by itself, as those of Ultralytics do."""
+    attributes = getattr(loader, "__dict__", {})
+    return any(
+        one is iterator for name, one in attributes.items() if name != "_iterator"
+    )
