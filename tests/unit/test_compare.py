@@ -94,6 +94,36 @@ def code_of(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
     return code, said.out + said.err
 
 
+MEASURED = [
+    [5541, 5975, 5992, 5998, 6007, 5995, 6002, 5985],
+    [5381, 5942, 5987, 5918, 5976, 5985, 6004, 5978],
+    [5772, 5954, 5993, 5969, 5977, 5982, 5962, 5966],
+    [5855, 6000, 5966, 5968, 6001, 5998, 6007, 6007],
+    [5523, 5975, 6025, 5994, 6007, 5990, 5981, 6014],
+]
+"""ResNet-50 on an H200, windows of 0.4 s: five runs of one recipe of `python -m benchmarks pairs`."""
+SLOWED = [5658, 5709, 5706, 5709, 5714, 5726, 5716, 5715]
+"""The same with a kernel that takes 2.1 of 43 ms more, before the forward pass."""
+
+
+def test_runs_that_were_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    ms = stages(rng, "", 0)
+    folders = [
+        of_a_run(tmp_path / f"{number}", [*map(float, rates)], ms)
+        for number, rates in enumerate(MEASURED)
+    ]
+    slowed = of_a_run(
+        tmp_path / "slowed", [*map(float, SLOWED)], stages(rng, "forward", 0.05)
+    )
+    for a in folders:
+        assert [code_of(capsys, a, b)[0] for b in folders] == [0] * len(folders)
+        code, said = code_of(capsys, a, slowed)
+        assert code == compare.LOSS and "stage that changed: forward" in said
+
+
 @pytest.mark.parametrize(("count", "quantile"), [(3, 4.604), (6, 3.169), (8, 2.977)])
 def test_the_smallest_loss_is_that_of_students_table(
     count: int, quantile: float
