@@ -29,8 +29,8 @@ LEAST = 3
 BLOCKS = 8
 """Neighbouring windows of a longer run are made one block, so that at most so many are left."""
 BETWEEN_RUNS = 0.01
-"""A smaller loss is none: one recipe, started again, makes another rate. Nine runs of a ResNet-50 differed by 0.5 %, the
-windows of each by 0.3 % (H200)."""
+"""A smaller loss is none: one recipe, started again, makes another rate. Nine runs of a ResNet-50 differed by 0.5 %,
+and the windows of each by 0.3 % (H200)."""
 Z = NormalDist().inv_cdf(0.995)
 """The quantile of one-sided tests of which 0.5 % see a loss where there is none."""
 UNLIKE = ("output", "epochs", "steps", "shm_gib")

@@ -73,6 +73,9 @@ def measured(paths: Sequence[str], for_pillow: bool) -> dict[str, float]:
             if for_pillow and name != "Pillow":
                 sys.modules["PIL.Image"].fromarray(pixels)
 
+    torch = sys.modules["torch"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as workers have it
     found: dict[str, float] = {}
     for name in DECODERS if contents else ():
         # what cannot decode one of them is no choice, whatever it says
@@ -80,4 +83,5 @@ def measured(paths: Sequence[str], for_pillow: bool) -> dict[str, float]:
             decode = functools.partial(decode_all, name)
             seconds = timeit.repeat(decode, number=1, repeat=TIMES)
             found[name] = 1e3 * min(seconds) / len(contents)
+    torch.set_num_threads(threads)
     return found
