@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -335,6 +337,64 @@ def test_optimisers_are_timms(name: Any) -> None:
         one.step()
         other.step()
     assert_alike(ours, wanted)
+
+
+APEX = """
+import torch
+
+class FusedSGD(torch.optim.SGD):
+    def __init__(self, params, lr, momentum=0, dampening=0, weight_decay=0, nesterov=False,
+                 wd_after_momentum=False, materialize_master_grads=True, set_grad_none=False):
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
+
+    def zero_grad(self):
+        raise NotImplementedError
+
+class FusedLAMB(torch.optim.SGD):
+    def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01,
+                 amsgrad=False, adam_w_mode=True, grad_averaging=True, set_grad_none=False, max_grad_norm=1.0,
+                 use_nvlamb=False):
+        super().__init__(params, lr, weight_decay=weight_decay)
+        self.max_grad_norm = max_grad_norm
+
+    zero_grad = FusedSGD.zero_grad
+"""
+"""What apex.optimizers takes at its commit 6424da3b; its zero_grad takes no set_to_none."""
+
+
+@pytest.fixture
+def apex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package of that name, without kernels."""
+    folder = tmp_path / "apex/optimizers"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").write_text(APEX)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("apex", "apex.optimizers"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("apex")
+@pytest.mark.parametrize("clip", [0.0, 2.0])
+def test_apex_is_called_as_it_wants(clip: float) -> None:
+    """FusedSGD moves a weight as by hand; FusedLAMB clips gradients by itself, unless --clip-grad-norm does."""
+    weight = torch.nn.Parameter(torch.tensor([[2.0]]))
+    asked = Optimisation(
+        optimizer="apex-sgd", lr=0.1, momentum=0.5, nesterov=False, clip_grad_norm=clip
+    )
+    make = optimizers.OPTIMIZERS["apex-sgd"].make
+    groups = [{"params": [weight], "weight_decay": 0.25}]
+    sgd = make(groups, asked, True)
+    for _ in range(2):
+        weight.grad = torch.tensor([[1.0]])
+        sgd.step()
+    # 1 + 0.25 * 2 = 1.5 -> 1.85; 0.5 * 1.5 + 1 + 0.25 * 1.85 = 2.2125
+    assert weight.item() == pytest.approx(1.85 - 0.1 * 2.2125)
+    sgd.zero_grad(set_to_none=True)
+    assert weight.grad is None
+    lamb = make(groups, asked.model_copy(update={"optimizer": "apex-lamb"}), True)
+    assert vars(lamb)["max_grad_norm"] == (0.0 if clip else 1.0)
 
 
 @pytest.mark.parametrize("clip", ["value", "agc"])
