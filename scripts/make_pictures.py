@@ -87,13 +87,15 @@ def said(name: str) -> str:
     """Return what the commands of a name have printed, which are run where they were not."""
     path = SAID / f"{name}.txt"
     if not path.exists():
-        paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         ended = subprocess.run(
-            ["bash", "-ec", RUNS[name]],
+            ["bash", "-ec", f"exec 2>&1\n{RUNS[name]}"],
             cwd=ROOT,
-            env={**os.environ, "PATH": paths, "COLUMNS": "80"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "COLUMNS": "80",
+            },
+            capture_output=True,
             text=True,
             check=name != "mistake",
         )
@@ -136,14 +138,16 @@ def page(path: str, width: int, height: int, dark: bool) -> Drawn:
         return Image.open(f"{work}/page.png").convert("RGB")
 
 
-def board(folder: str, tab: str, left: int, height: int, dark: bool) -> Drawn:
-    """Take a page of TensorBoard over a folder of runs, from `left` on."""
+def board(
+    folder: str, tab: str, height: int, corner: tuple[int, int], dark: bool
+) -> Drawn:
+    """Take a page of TensorBoard over a folder of runs, from a corner (x, y) on."""
     with tempfile.TemporaryDirectory() as work:
-        asked = {"PAGES": tab, "HEIGHT": str(height), "DARK": str(int(dark))}
+        asked = {"PAGES": tab, "HEIGHT": f"{height}", "DARK": f"{dark:d}"}
         command = ["scripts/tensorboard_pictures.sh", folder, work, "1280"]
         subprocess.run(command, cwd=ROOT, env={**os.environ, **asked}, check=True)
         shot = Image.open(f"{work}/{tab}-1280.png").convert("RGB")
-        return shot.crop((left, 0, *shot.size))
+        return shot.crop((*corner, *shot.size))
 
 
 def sheet(
@@ -216,12 +220,12 @@ PICTURES = {
     "hparams.png": Picture(
         "TensorBoard's HPARAMS: two networks, three batch sizes and three loaders on one machine",
         board,
-        ("runs/rates", "hparams", 260, 860),
+        ("runs/rates", "hparams", 850, (261, 65)),
     ),
     "scalars.png": Picture(
         "TensorBoard's curves of a run",
         board,
-        ("runs/photos", "scalars", 0, 780),
+        ("runs/photos", "scalars", 780, (0, 0)),
     ),
     "report.png": Picture(
         "report.html: the best figure, what to change first, the closing table",
@@ -275,7 +279,7 @@ PICTURES = {
     "motions.jpg": Picture(
         "Videos of a validation: four frames of each, its class, and below it the answer",
         sheet,
-        ("runs/motions/val_batch.jpg", 2, 4, 0, 2),
+        ("runs/motions/val_batch.jpg", 2, 4, 1, 2),
     ),
     "mistake.svg": Picture(
         "A mistyped flag: one line, with the one that was meant",
@@ -295,4 +299,4 @@ if __name__ == "__main__":
         for dark in (False, True)[: 1 + picture.has_ground]:
             path = IMAGES / f"{stem}{'-dark' * dark}{suffix}"
             path.write_bytes(encoded(picture.draw(*picture.about, dark), suffix))
-            print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+            print(f"{path}: {path.stat().st_size:,} bytes")

@@ -298,8 +298,9 @@ def _plane(
 
 
 def displayed(split: Split[Videos], sample: int, frames: list[int]) -> Array:
-    """Return ascending frames of a video, uint8 [T, H, W, 3], as viewers show them. Raises Undecodable and OSError."""
-    pictures = Pyav(split.columns)(sample, checked(split.source, sample), frames)
+    """Return frames of a video, uint8 [T, H, W, 3], as viewers show them. Raises Undecodable, OSError, UserError."""
+    path = checked(split.source, sample)
+    pictures = Pyav(split.columns)(sample, path, sorted({*frames}))
     shown = {frame: pixels_of(picture) for frame, picture in pictures}
     return np.stack([shown[frame] for frame in frames])
 

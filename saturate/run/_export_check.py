@@ -94,9 +94,7 @@ def clip(split: Split[Any], row: Rows) -> Array:
     from saturate.loaders.videos.pyav import displayed
 
     assert row.frames is not None
-    # the last frame of a short video comes several times
-    wanted, places = np.unique(row.frames[0], return_inverse=True)
-    return displayed(split, int(row.ids[0]), wanted.tolist())[places]
+    return displayed(split, int(row.ids[0]), row.frames[0].tolist())
 
 
 def logits_of(outputs: torch.Tensor, split: Split[Any], row: Rows) -> list[Array]:

@@ -203,10 +203,8 @@ class VideoKind(ClassificationKind):
         def drawn(sample: int) -> Image.Image:
             first = int(split.columns.first[sample])
             last = first + int(split.columns.frames[sample]) - 1
-            places = np.unique(np.linspace(first, last, FRAMES).round().astype(int))
-            return Image.fromarray(
-                np.hstack([*displayed(split, sample, places.tolist())])
-            )
+            places = np.linspace(first, last, FRAMES).round().astype(int).tolist()
+            return Image.fromarray(np.hstack([*displayed(split, sample, places)]))
 
         return drawn
 

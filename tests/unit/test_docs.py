@@ -162,7 +162,7 @@ def test_pictures_are_shown_small_and_said_in_words() -> None:
         assert all(f"images/{one}" in shown for one in dark), name
     assert {path.name for path in IMAGES.iterdir()} == files
     sizes = [path.stat().st_size for path in IMAGES.iterdir()]
-    assert max(sizes) <= 120_000 and sum(sizes) <= 1_600_000
+    assert max(sizes) <= 120_000 and sum(sizes) <= 1_500_000
     assert len(PICTURES) >= 15
 
 

@@ -152,7 +152,7 @@ def test_some_ranks_may_have_no_view() -> None:
 
 
 def test_a_picture_of_a_video_is_a_strip_of_its_frames(tmp_path: Path) -> None:
-    """Four of ten, from the first to the last; a video of two frames has two."""
+    """Four of ten, from the first to the last; one of two frames shows each twice."""
     videos = {"train/run/long.mp4": 10, "val/run/short.mp4": 2}
     for name, frames in videos.items():
         make(tmp_path / name, frames=frames, size=(64, 64))
@@ -160,4 +160,4 @@ def test_a_picture_of_a_video_is_a_strip_of_its_frames(tmp_path: Path) -> None:
     for split in opened(tmp_path, videos=True).values():
         strip = np.asarray(KIND.strip(split)(0))
         shown.append([number(frame) for frame in np.hsplit(strip, len(strip[0]) // 64)])
-    assert shown == [[0, 3, 6, 9], [0, 1]]
+    assert shown == [[0, 3, 6, 9], [0, 0, 1, 1]]
