@@ -17,7 +17,6 @@ COMMANDS = {
     "pack": "puts images of any source into an LMDB, tar shards, Arrow or folders",
     "export": "writes a trained network as one file, for other programs",
     "compare": "says whether one run is slower than another, and which stage is",
-    "report": "writes report.html of a finished run anew",
     "archs": "lists the networks",
     "imagenet": "makes class folders of ImageNet as it is published",
 }

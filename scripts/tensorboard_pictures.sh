@@ -3,7 +3,7 @@
 #
 #   scripts/tensorboard_pictures.sh RUNS TO [width ...]     (1280 and 1920 pixels)
 #
-# Needs the Debian packages chromium and curl. Writes TO/<page>-<width>.png.
+# Needs the Debian packages chromium and curl. Writes TO/<page>-<width>.png. PAGES, HEIGHT and DARK=1 ask for other ones.
 set -euo pipefail
 refuse() {
   echo "tensorboard_pictures: $1" >&2
@@ -19,6 +19,8 @@ done
 widths=("${@:-1280}")
 (($#)) || widths+=(1920)
 port=${PORT:-6016}
+dark=false
+((${DARK:-0})) && dark=true
 work=$(mktemp -d)
 mkdir -p "$to"
 "$(dirname "$0")/../.venv/bin/tensorboard" --logdir "$runs" --port "$port" --reload_interval 0 2>"$work/log" &
@@ -32,9 +34,9 @@ until curl -sf "localhost:$port/data/runs" | grep -q '"'; do
   sleep 1
 done
 for width in "${widths[@]}"; do
-  for page in timeseries scalars images text hparams custom_scalars; do
+  for page in ${PAGES:-timeseries scalars images text hparams custom_scalars}; do
     # without WebGL, whose lines come too late; the budget is of the page's own clock
-    chromium --headless --no-sandbox --disable-3d-apis --hide-scrollbars --user-data-dir="$work/chromium" --window-size="$width,900" \
-      --virtual-time-budget=30000 --screenshot="$to/$page-$width.png" "http://localhost:$port/#$page" 2>>"$work/log"
+    chromium --headless --no-sandbox --disable-3d-apis --hide-scrollbars --user-data-dir="$work/chromium" --window-size="$width,${HEIGHT:-900}" \
+      --virtual-time-budget=30000 --screenshot="$to/$page-$width.png" "http://localhost:$port/?darkMode=$dark#$page" 2>>"$work/log"
   done
 done

@@ -15,7 +15,7 @@ import numpy as np
 from av.error import FFmpegError
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from saturate.contracts import Feed
+from saturate.contracts import Array, Feed, Split
 from saturate.dataset.videos.columns import (
     CODECS,
     CONTAINERS,
@@ -25,8 +25,8 @@ from saturate.dataset.videos.columns import (
 )
 from saturate.dataset.videos.container import open_video, read_packets, unpacked
 from saturate.loaders import Undecodable
-from saturate.loaders.videos._planes import BT601, MATRICES, Picture, Plane
-from saturate.loaders.videos._worker import ClipLoader
+from saturate.loaders.videos._planes import BT601, MATRICES, Picture, Plane, pixels_of
+from saturate.loaders.videos._worker import ClipLoader, checked
 
 HASTY = 0
 FROM_THE_START = 3
@@ -295,6 +295,14 @@ def _plane(
     return Plane(
         data, plane.line_size // data.itemsize, plane.height, plane.width, channels
     )
+
+
+def displayed(split: Split[Videos], sample: int, frames: list[int]) -> Array:
+    """Return frames of a video, uint8 [T, H, W, 3], as viewers show them. Raises Undecodable, OSError, UserError."""
+    path = checked(split.source, sample)
+    pictures = Pyav(split.columns)(sample, path, sorted({*frames}))
+    shown = {frame: pixels_of(picture) for frame, picture in pictures}
+    return np.stack([shown[frame] for frame in frames])
 
 
 def open(feed: Feed[Videos]) -> ClipLoader:

@@ -91,16 +91,10 @@ def image(split: Split[Any], row: Rows) -> Array:
 def clip(split: Split[Any], row: Rows) -> Array:
     """Return the frames of a row, uint8 [T, H, W, 3], as they are displayed."""
     # with PyAV and numba, which images do without
-    from saturate.loaders.videos._planes import pixels_of
-    from saturate.loaders.videos._worker import checked
-    from saturate.loaders.videos.pyav import Pyav
+    from saturate.loaders.videos.pyav import displayed
 
-    sample = int(row.ids[0])
     assert row.frames is not None
-    wanted = np.unique(row.frames[0]).tolist()
-    pictures = Pyav(split.columns)(sample, checked(split.source, sample), wanted)
-    shown = {frame: pixels_of(picture) for frame, picture in pictures}
-    return np.stack([shown[frame] for frame in row.frames[0].tolist()])
+    return displayed(split, int(row.ids[0]), row.frames[0].tolist())
 
 
 def logits_of(outputs: torch.Tensor, split: Split[Any], row: Rows) -> list[Array]:

@@ -10,7 +10,7 @@ val_batch.jpg                   some samples, right and wrong ones, with theirs
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -37,7 +37,7 @@ MISTAKES = 20
 SHOWN = 8
 """Samples of a validation, spread evenly over all, and of the mistakes, that TensorBoard shows two in a row."""
 SIDE = 200
-"""Pixels of the longer side of a sample's picture, at most."""
+"""Pixels of the longer side of a sample's picture, at most; of a strip of frames twice as many."""
 LIKELY = 0.5
 """Probability from which a class counts as found, where a sample has several."""
 NAMED = 100
@@ -58,6 +58,8 @@ class ValidationFiles:
     source: Source
     # uint8 [n], of each sample that which shows it; None: they are as stored
     turns: Array | None = None
+    # of videos: draws some frames of a sample, side by side
+    strip: Callable[[int], Image.Image] | None = None
 
     def extras(self, answers: Answers) -> dict[str, Any]:
         """Return the files and pictures that contracts.Metric.result gives beside its figures, and what they say of
@@ -88,7 +90,8 @@ class ValidationFiles:
         )
         surest = wrong[np.argsort(-answers.shares[wrong, 0], kind="stable")][:MISTAKES]
         if tiles := self._tiles(answers, wanted, surest):
-            files["mistakes.png"] = drawing.encoded(drawing.sheet(tiles, 5), "PNG")
+            sheet = drawing.sheet(tiles, 2 if self.strip else 5)
+            files["mistakes.png"] = drawing.encoded(sheet, "PNG")
             images["val/mistakes"] = drawing.sheet(tiles[:SHOWN])[None]
         found = {"files": files, "images": images | self._shown(answers, wanted)}
         answered = np.unique(answers.classes[:, :1])
@@ -172,8 +175,11 @@ class ValidationFiles:
         for place in places.tolist():
             sample = int(answers.ids[place])
             try:
-                turn = 0 if self.turns is None else int(self.turns[sample])
-                picture = shown_rgb(self.source.read(sample), turn)
+                if self.strip:
+                    picture = self.strip(sample)
+                else:
+                    turn = 0 if self.turns is None else int(self.turns[sample])
+                    picture = shown_rgb(self.source.read(sample), turn)
             except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
                 continue
             shares = answers.shares[place]
@@ -191,7 +197,8 @@ class ValidationFiles:
                 ),
                 (PurePath(self.source.name(sample)).name, "gray"),
             ]
-            tiles.append((drawing.fitted(picture, SIDE), lines))
+            side = 2 * SIDE if self.strip else SIDE
+            tiles.append((drawing.fitted(picture, side), lines))
         return tiles
 
     def _legible(self, number: int) -> str:

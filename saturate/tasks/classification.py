@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from PIL import Image
 
 from saturate.contracts import (
     Array,
@@ -443,6 +444,10 @@ class ClassificationKind(TaskKind):
         """Return a function: Classification's keywords -> the Task of this split."""
         return partial(Classification, columns.label)
 
+    def strip(self, split: Split[Any]) -> Callable[[int], Image.Image] | None:
+        """Return what draws a sample that is no image; None where all are."""
+        return None
+
     def tasks(self, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         loss = self.optimisation
         columns, val = splits["train"].columns, splits["val"]
@@ -455,8 +460,12 @@ class ClassificationKind(TaskKind):
             mixing=mixing(self.augmentation),
             weights=balancing(loss, self.augmentation, columns),
         )
-        classes, turns = val.columns.classes, val.columns.exif
-        val_set = ValidationFiles(classes=classes, source=val.source, turns=turns)
+        val_set = ValidationFiles(
+            classes=val.columns.classes,
+            source=val.source,
+            turns=val.columns.exif,
+            strip=self.strip(val),
+        )
         return train, self.task_of(val.columns)(binary=binary, val_set=val_set)
 
     def predicting(

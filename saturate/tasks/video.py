@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from PIL import Image
 
 from saturate.contracts import (
     Array,
@@ -44,6 +45,8 @@ from saturate.tasks.kind import DEFAULTS, Opening, Splits
 
 FIGURES = (*classification.FIGURES, Figure(name="views"))
 LARGEST_LOGIT = 1e6
+FRAMES = 4
+"""Frames of a video in a picture of it."""
 
 
 class Video(Classification):
@@ -191,6 +194,19 @@ class VideoKind(ClassificationKind):
 
     def task_of(self, columns: LabelColumns) -> Callable[..., Classification]:
         return partial(Video, columns.label)
+
+    def strip(self, split: Split[Any]) -> Callable[[int], Image.Image]:
+        """Return what draws FRAMES of a video, spread evenly, side by side."""
+        # with PyAV and numba, which images do without
+        from saturate.loaders.videos.pyav import displayed
+
+        def drawn(sample: int) -> Image.Image:
+            first = int(split.columns.first[sample])
+            last = first + int(split.columns.frames[sample]) - 1
+            places = np.linspace(first, last, FRAMES).round().astype(int).tolist()
+            return Image.fromarray(np.hstack([*displayed(split, sample, places)]))
+
+        return drawn
 
     def facts(self, plan: Plan) -> dict[str, Any]:
         return {"clip_frames": plan.batches.frames}

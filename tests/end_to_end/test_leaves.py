@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from saturate.report.tensorboard import SETTINGS_FILE, layout, metrics
-from saturate.run import report
 from saturate.settings.config import parse
 from saturate.tasks import COMPARED
 from saturate.tasks.classification import KIND
@@ -171,8 +170,7 @@ SECTIONS = {
 def test_a_browser_shows_the_report_and_it_asks_for_nothing(
     run: Runner, tmp_path: Path, pictures: Path
 ) -> None:
-    folder = shutil.copytree(run.cwd / "run", tmp_path / "run")
-    assert report.main([str(folder), "--html"]) == 0
+    folder = run.cwd / "run"
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("neither chromium nor google-chrome is on PATH")

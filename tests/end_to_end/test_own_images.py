@@ -27,7 +27,8 @@ def commands(page: str) -> list[str]:
         r"^##? Your own images\n.*?```bash\n(.*?)```", text, re.DOTALL | re.MULTILINE
     )
     assert block
-    activated, installed, *lines = block[1].strip().splitlines()
+    joined = block[1].strip().replace("\\\n", "")
+    activated, installed, *lines = joined.splitlines()
     assert activated.startswith(". .venv/bin/activate")
     assert "pip install onnx onnxscript onnxruntime" in installed
     return [line for line in lines if not line.startswith("head ")]

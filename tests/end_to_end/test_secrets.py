@@ -35,8 +35,6 @@ def test_secrets_are_in_no_file_and_a_resume_says_what_is_missing(
         url = f"{of_server}/set{QUERY}"
         train("--data", url, FLAGS, "--epochs 1").done()
         assert all(urlsplit(path).query for path in server.paths)
-        html = train.python("-m", "scripts.report", train.cwd / "run", "--html")
-        assert html.wait() == 0
         more = ("--config", "run/config.yaml", FLAGS, "--epochs 2")
         said = train(*more).mistake()
         shown = server.url.replace("://", "://***@")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks import chart
 from scripts import make_settings
+from scripts.make_pictures import IMAGES, PICTURES, RUNS
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -144,3 +146,44 @@ def test_the_chart_is_drawn_from_the_tables_figures(tmp_path: Path) -> None:
         assert f"{row['loader']} · {row['img/s'].partition(' ')[0]}" in texts[0]
         if row["loader ceiling"] != "-":
             assert row["loader ceiling"].partition(" ")[0] in texts[0]
+
+
+def test_pictures_are_shown_small_and_said_in_words() -> None:
+    """Each has a page which says what it shows, and those with a ground a dark variant."""
+    shown = " ".join(PAGES.values())
+    files = set[str]()
+    for name, picture in PICTURES.items():
+        stem, suffix = os.path.splitext(name)
+        dark = [f"{stem}-dark{suffix}"] * picture.has_ground
+        files |= {name, *dark}
+        assert re.search(
+            rf"{re.escape(picture.alt)}.*{name}|{name}.*{re.escape(picture.alt)}", shown
+        ), name
+        assert all(f"images/{one}" in shown for one in dark), name
+    assert {path.name for path in IMAGES.iterdir()} == files
+    sizes = [path.stat().st_size for path in IMAGES.iterdir()]
+    assert max(sizes) <= 120_000 and sum(sizes) <= 1_500_000
+    assert len(PICTURES) >= 15
+
+
+def test_the_tutorial_has_the_commands_that_its_pictures_are_of() -> None:
+    """What it says was printed by these; tests/unit/test_page_commands.py reads their flags."""
+    blocks = re.findall(
+        r"^```bash\n(.*?)\n```", PAGES["docs/tutorial.md"], re.MULTILINE | re.DOTALL
+    )
+    asked = ("drawn", "photos", "predicted", "exported", "served")
+    assert [block for block in blocks if block in RUNS.values()] == [
+        RUNS[name] for name in asked
+    ]
+
+
+def test_code_fits_a_screen() -> None:
+    """Commands of the first pages are wrapped; a browser of 1280 pixels shows some 90 columns."""
+    for page in (
+        "README.md",
+        "docs/index.md",
+        "docs/tutorial.md",
+        "docs/own-images.md",
+    ):
+        for block in re.findall(r"^```bash.*?^```", PAGES[page], re.M | re.S):
+            assert max(map(len, block.splitlines())) <= 90, block

@@ -176,7 +176,6 @@ def test_a_fact_is_one_line(runner: Runner, tree: Path, tmp_path: Path) -> None:
     assert {value for _, value in points(run, "host/answer")} == {42.0}
     shown = (run / SETTINGS_FILE).read_bytes()
     assert b"^host/answer$" in shown and b"the answer" in shown
-    ran(runner, tree, "-m", "scripts.report", run, "--html")
     cell = '<th scope="row">answer</th><td>is 42</td>'
     assert cell in (run / "report.html").read_text()
     asked = "from saturate.report.facts import table; print(*table(), sep='\\n')"

@@ -27,7 +27,6 @@ HELP = {
     "export": "--format",
     "compare": "--most-loss",
     "why": "--samples",
-    "report": "--html",
     "archs": "PATTERN",
     "imagenet": "--from FOLDER",
 }

@@ -16,6 +16,8 @@ ABOUT: dict[str, Any] = {
     "finished": True,
     "ended": "2026-11-29 12:05",
     "duration_s": 130.4,
+    "start_s": {"imports": 4.0},
+    "pauses": {"validation": 20.0},
     "world_size": 2,
     "command": "train.py --data <photos>",
     "hardware": {"gpu": "H100", "cpu": "EPYC", "cores": 16.0},

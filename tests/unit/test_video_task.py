@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch.nn.functional as functional
 
 from saturate.contracts import Batch
 from saturate.tasks.classification import IGNORE
-from saturate.tasks.video import LARGEST_LOGIT, Video
+from saturate.tasks.video import KIND, LARGEST_LOGIT, Video
 from tests.unit.test_classification import rows
 from tests.unit.test_meter import alone, on_ranks
+from tests.unit.test_splits import opened
+from tests.unit.video_files import make, number
 
 CPU = torch.device("cpu")
 VIDEOS, VIEWS, CLASSES = 8, 3, 7
@@ -146,3 +149,15 @@ def test_some_ranks_may_have_no_view() -> None:
     )
     assert found == [measured(whole)] * 3
     assert measured()["samples"] == 0 == measured()["views"]
+
+
+def test_a_picture_of_a_video_is_a_strip_of_its_frames(tmp_path: Path) -> None:
+    """Four of ten, from the first to the last; one of two frames shows each twice."""
+    videos = {"train/run/long.mp4": 10, "val/run/short.mp4": 2}
+    for name, frames in videos.items():
+        make(tmp_path / name, frames=frames, size=(64, 64))
+    shown = []
+    for split in opened(tmp_path, videos=True).values():
+        strip = np.asarray(KIND.strip(split)(0))
+        shown.append([number(frame) for frame in np.hsplit(strip, len(strip[0]) // 64)])
+    assert shown == [[0, 3, 6, 9], [0, 0, 1, 1]]
