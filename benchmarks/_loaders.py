@@ -26,8 +26,10 @@ from torch.utils.data import DataLoader
 from benchmarks._suite import Point
 from benchmarks.baselines import augmentations, dali, nvdec, pytorch
 from saturate.contracts import Array, Feed, FileSource, Split, UserError, World
+from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.open import cache_folder, list_of, open_split
 from saturate.dataset.stores.folder import Folder
+from saturate.dataset.unlabelled import open_unlabelled
 from saturate.engine.distributed import ProcessWorld
 from saturate.loaders import Medium, open_loader, usable
 from saturate.loaders.images.decoders import READERS
@@ -35,6 +37,7 @@ from saturate.plan.clips import ClipPlan
 from saturate.run.build import resolve, training_feed
 from saturate.settings import config as schema
 from saturate.settings.cli import one_of
+from saturate.settings.data import Data
 from saturate.tasks import TASKS, kind_named
 from saturate.tasks.initial_state import Start
 from saturate.tasks.video import KIND
@@ -64,6 +67,7 @@ class Asked:
     batch_size: int
     image_size: int
     workers: int
+    task: str = "classification"
     window: str = "stretch"
     flip: float = 0.0
     augment: str = ""
@@ -90,27 +94,43 @@ def asked_of(medium: Medium, point: Point, **more: Any) -> Asked:
 def medium_of(task: str) -> Medium:
     """Return what a task's files hold, for the suites of loaders.
 
-    Raises UserError for a task that is unknown, or whose samples have more than a label.
+    Raises UserError for a task that is unknown, or whose samples are neither files with a label nor images with boxes.
     """
     kind = kind_named(one_of("--task", task, TASKS))
-    if kind.content != kind.medium:
+    if kind.content not in (kind.medium, "instances"):
         raise UserError(
-            f"--task {task}: this suite loads images or videos with a label alone"
+            f"--task {task}: this suite loads images or videos with a label, or images with boxes"
         )
     return kind.medium
 
 
-def training_split(data: Path, medium: Medium) -> Split:
-    """Open the split to train on, of --data as train.py has it. Raises UserError."""
-    if medium == "images":
+def is_flat(data: Path) -> bool:
+    """Return whether a folder has files alone, as COCO's val2017/ and VOC's JPEGImages/: images without labels."""
+    if not data.is_dir():
+        return False
+    with os.scandir(data) as entries:
+        return all(entry.is_file() for entry in entries)
+
+
+def training_split(data: Path, task: str) -> Split:
+    """Open the split to train on, of --data as train.py has it, or all of a flat folder. Raises UserError."""
+    content = kind_named(task).content
+    if content == "instances":
+        cache = cache_folder(None)
+        boxes = open_coco(data, "train", keypoints=False, cache=cache)
+        return Split(columns=boxes, source=Folder(boxes))
+    if content == "images" and is_flat(data):
+        images = open_unlabelled(data, Data(), content="images", flag="--data")
+        return images.split
+    if content == "images":
         return open_split(data / "train")
     from saturate.dataset.videos.scan import (
         open_videos,  # with PyAV, which images do without
     )
 
     videos = list_of(data, "train") or data / "train"
-    columns = open_videos(videos, cache=cache_folder(None))
-    return Split(columns=columns, source=Folder(columns))
+    clips = open_videos(videos, cache=cache_folder(None))
+    return Split(columns=clips, source=Folder(clips))
 
 
 def paths(data: Split) -> list[str]:
@@ -136,7 +156,8 @@ def expanded(
     own = [name for name in kind.loaders if usable(name, gpu=devices > 0)]
     auto = [name for name in own if "nvdec+" not in name]
     known = [*kind.loaders, "auto"]
-    if by_hand:
+    # loops by hand know labels alone
+    if by_hand and kind.content == kind.medium:
         known += BY_HAND[kind.medium]
         theirs = ["dali"] if {"dali-cpu", "dali-video"} & {*own} else []
         auto = ["pytorch", *theirs, *auto]
@@ -157,6 +178,8 @@ def settings_of(asked: Asked, columns: Any) -> dict[str, Any]:
         "reader": asked.reader,
         "precision": "fp16" if torch.cuda.is_available() else "fp32",
     }
+    if kind_named(asked.task).content == "instances":
+        return {**common, "task": asked.task}
     if asked.medium == "images":
         return {
             **common,

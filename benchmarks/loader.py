@@ -31,6 +31,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from benchmarks._loaders import (
     asked_of,
     expanded,
+    is_flat,
     medium_of,
     opened,
     training_split,
@@ -67,11 +68,11 @@ DEFAULTS: dict[Medium, dict[str, int]] = {
     "images": {"batch_size": 32, "image_size": 640},
     "videos": {"batch_size": 8, "image_size": 224},
 }
-SAME: dict[Medium, tuple[str, ...]] = {
-    "images": ("window",),
-    "videos": ("clip_frames", "clip_stride"),
+SAME: dict[str, tuple[str, ...]] = {
+    "classification": ("window",),
+    "video": ("clip_frames", "clip_stride"),
 }
-"""Settings of one medium that every point has."""
+"""Settings of one task that every point has."""
 LEAST_S = 2.0
 """A window below this says little of a steady rate."""
 
@@ -81,9 +82,10 @@ class Loader(Common):
     PyTorch's and DALI's own."""
 
     task: str = "classification"
-    """Task of train.py, of images with a label or of clips of videos."""
+    """Task of train.py: images with a label, images with boxes, or clips of videos."""
     data: Path | None = None
-    """Folder as --data of train.py for the task; loops by hand need files."""
+    """Folder as --data of train.py for the task, or with images alone, which then have no labels; loops by hand need
+    files."""
     sets: tuple[str, ...] = ()
     """Folders below --data, each of which is passed over, as scripts.pack makes them."""
     loaders: tuple[str, ...] = ("auto",)
@@ -140,15 +142,20 @@ def points(settings: Loader) -> list[Point]:
         # DALI's reader reads all, as fast as it can
         names = [name for name in names if name != "dali" or name in settings.loaders]
     for name in settings.sets or ("",):
-        data = str(settings.data / name) if settings.data else None
-        require_data(data, names, parse(["--task", settings.task]))
+        data = settings.data / name if settings.data else None
+        if data and medium == "images" and is_flat(data):
+            continue
+        require_data(
+            None if data is None else str(data), names, parse(["--task", settings.task])
+        )
     for reader in settings.readers:
         one_of("--readers", reader, ("auto", *READERS))
     same = {
         name: getattr(settings, name) or default
         for name, default in DEFAULTS[medium].items()
     }
-    same |= {name: getattr(settings, name) for name in SAME[medium]}
+    if settings.task in SAME:
+        same |= {name: getattr(settings, name) for name in SAME[settings.task]}
     optional = {
         name: getattr(settings, name) for name in ("step_ms", "steps", "augment")
     }
@@ -219,8 +226,8 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     medium = medium_of(settings.task)
     name = point["loader"]
     assert settings.data is not None
-    data = training_split(settings.data / point.get("set", ""), medium)
-    asked = asked_of(medium, point, threads=settings.dali_threads)
+    data = training_split(settings.data / point.get("set", ""), settings.task)
+    asked = asked_of(medium, point, task=settings.task, threads=settings.dali_threads)
     whole = len(data.columns)
     if asked.batches:
         whole = asked.batches * asked.batch_size * world.size

@@ -247,9 +247,11 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
     """Return the folder's images with the windows of training, or clips of its videos. Raises UserError."""
     medium = medium_of(settings.task)
     workers = world.workers(settings.workers)
-    asked = asked_of(medium, point, workers=workers, window="random-resized", flip=0.5)
+    how = {"task": settings.task, "window": "random-resized", "flip": 0.5}
+    asked = asked_of(medium, point, workers=workers, **how)
     assert settings.data is not None
-    return feed_of(asked, point["loader"], training_split(settings.data, medium), world)
+    data = training_split(settings.data, settings.task)
+    return feed_of(asked, point["loader"], data, world)
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import time
@@ -18,7 +19,7 @@ import torch
 from PIL import Image
 
 from benchmarks import _loaders, bench, link_set, loader, video_set
-from benchmarks._loaders import Asked, expanded, opened, training_split
+from benchmarks._loaders import BY_HAND, Asked, expanded, opened, training_split
 from benchmarks._suite import Suite, results, run
 from benchmarks.baselines import augmentations, pytorch
 from benchmarks.loader import SUITE, Loader, consume, derive, points
@@ -98,7 +99,7 @@ def test_points_are_every_combination(pictures: Path) -> None:
         ({"data": Path("nowhere")}, "--data nowhere: no such folder"),
         ({"steps": 5}, "--steps 5: 0, or 20 and more"),
         ({"loaders": ("ffcv",)}, "--loaders got 'ffcv'"),
-        ({"task": "detection"}, "--task detection: this suite loads images or videos"),
+        ({"task": "superres"}, "--task superres: this suite loads images or videos"),
     ],
 )
 def test_mistakes(asked: dict[str, Any], said: str, pictures: Path) -> None:
@@ -127,13 +128,38 @@ def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
     of_one = name in (*OF_WORKERS, "dali-by-hand", "pil-alone", "pytorch+opencv")
     asked = asked_for(workers=int(name in OF_WORKERS))
     window = "stretch" if name == "pytorch+opencv" else "random-resized"
-    data = training_split(pictures, "images")
+    data = training_split(pictures, "classification")
     for rank, size in [(0, 1)] if of_one else [(0, 2), (1, 2)]:
         world = ProcessWorld(torch.device("cpu"))
         world.rank, world.size = rank, size
         with opened(replace(asked, window=window), name, data, world) as (epochs, _):
             for epoch in range(2):
                 assert sum(epochs(epoch)) == 72 // size // 8 * 8
+
+
+def test_a_pass_over_a_folder_without_labels(tmp_path: Path) -> None:
+    """As COCO's val2017/ and VOC's JPEGImages/ come: 20 images are two batches of 8, ours and by hand."""
+    folder = tmp_path / "JPEGImages"
+    folder.mkdir()
+    for red in range(20):
+        Image.new("RGB", (40, 30), (red, 0, 0)).save(folder / f"{red:06}.jpg")
+    points(Loader(data=folder, loaders=("pytorch", "torchvision")))
+    data = training_split(folder, "classification")
+    for name in ("pytorch", "torchvision"):
+        with opened(asked_for(), name, data, ALONE) as (epochs, _):
+            assert sum(epochs(0)) == 16
+
+
+def test_a_pass_over_images_with_boxes(coco_root: Path) -> None:
+    of = points(Loader(data=coco_root, task="detection"))
+    assert of and not BY_HAND["images"].keys() & {point["loader"] for point in of}
+    data = training_split(coco_root, "detection")
+    file = coco_root / "annotations/instances_train2017.json"
+    boxes = json.loads(file.read_text())["annotations"]
+    images = {box["image_id"] for box in boxes if not box["iscrowd"]}
+    asked = asked_for(task="detection", batch_size=2)
+    with opened(asked, "torchvision", data, ALONE) as (epochs, _):
+        assert sum(epochs(0)) == len(images) // 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -150,7 +176,7 @@ def test_a_pass_that_cannot_be(
     said: str,
     pictures: Path,
 ) -> None:
-    data = training_split(pictures, "images")
+    data = training_split(pictures, "classification")
     with (
         pytest.raises(UserError, match=said),
         opened(asked_for(**asked), name, data, ALONE),
@@ -235,7 +261,7 @@ def test_two_ranks_pass_over_the_files(
 
 
 def test_reads_of_ours_take_longer_too(pictures: Path) -> None:
-    data = training_split(pictures, "images")
+    data = training_split(pictures, "classification")
     feed = _loaders.feed_of(asked_for(delay_s=0.1), "torchvision", data, ALONE)
     began = time.monotonic()
     feed.source.read(0)
@@ -288,7 +314,7 @@ def passed(
     name: str, videos: Path, epochs: int = 1, **changes: Any
 ) -> tuple[list[int], dict[str, Any]]:
     small = {"medium": "videos", "batch_size": 2, "image_size": 16, "clip_frames": 4}
-    data = training_split(videos, "videos")
+    data = training_split(videos, "video")
     with opened(asked_for(**small | changes), name, data, ALONE) as (passes, tell):
         found = [samples for epoch in range(epochs) for samples in passes(epoch)]
         return found, tell(10.0)
