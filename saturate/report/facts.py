@@ -293,7 +293,8 @@ def _joules(joules: float, values: Summary) -> str:
 
 def _duration(seconds: float, values: Summary) -> str:
     """Say how long the run took, what that went to and what it has cost."""
-    parts = {"start": sum(values["start_s"].values()), **values["pauses"]}
+    start = values.get("start_s") or {}
+    parts = {"start": sum(start.values()), **(values.get("pauses") or {})}
     parts["training"] = look_up(values, "rate.active_s") or 0.0
     longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
     told = ", ".join(f"{name} {duration(parts[name])}" for name in longest)

@@ -583,6 +583,8 @@ class Reporter:
             "--patience, to go on from here"
         )
         values = {**earlier, **trained}
+        if earlier.get("finished"):
+            values |= {name: earlier.get(name) for name in ("ended", "duration_s")}
         if self._validation and self._validation != earlier["validation"]:
             # the figures of a part that was killed before its end
             values["validation"] = self._validation

@@ -109,11 +109,13 @@ def binds(summary: Mapping[str, Any]) -> Binding | None:
     # the others wait for it in their backward pass
     if "share" in slow and slow["ms"] > WAITED * step_ms:
         return _binding("loader", slow["why"], slow["share"])
-    # short epochs wait at their beginning, however far ahead the loader is in the rest
-    if (summary.get("epoch_steps") or FEW_STEPS) < FEW_STEPS and wait > WORTH:
-        return _binding("loader", FIRST_BATCHES, wait)
     ahead = look_up(summary, "stages.full.share") or 0.0
     at_its_ceiling = bound in ("loader", "storage")
+    # short epochs wait at their beginning, unless the loader is late in all of the epoch
+    is_late = at_its_ceiling or (bound is None and ahead <= AHEAD)
+    few = (summary.get("epoch_steps") or FEW_STEPS) < FEW_STEPS and wait > WORTH
+    if few and not (summary.get("stages") and is_late):
+        return _binding("loader", FIRST_BATCHES, wait)
     if not at_its_ceiling and (ahead > AHEAD or wait < WAITED):
         return _of_the_step(summary)
     return _of_the_loader(summary.get("stages") or {}) or _binding(

@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 import yaml
 
-from saturate.__main__ import COMMANDS, usage
+from saturate.__main__ import COMMANDS, main, usage
 from saturate.contracts import UserError
 from saturate.settings import help
 from saturate.settings.config import GROUP_OF, parse
@@ -65,9 +64,9 @@ def test_the_help_of_a_program_fits_80_columns(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.setattr(sys, "argv", ["saturate", name, "--help"])
     with pytest.raises(SystemExit) as ended:
-        import_module(f"saturate.run.{name}").main()
+        main()
     said = capsys.readouterr().out
     assert ended.value.code == 0 and "--help" in said
     assert max(map(len, [*said.splitlines(), *usage().splitlines()])) <= 80
