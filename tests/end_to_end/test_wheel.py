@@ -87,7 +87,7 @@ def test_what_is_installed_trains_the_demo_set(how: str, tmp_path: Path) -> None
     assert f"predict:      {train} --predict FOLDER --resume" in said
     told = run(*command, "train", "--help", cwd=home, env=clean)
     assert f"  {train} --data PHOTOS" in told
-    # of 80 columns, which a path may fill
+    # a path that fills a line is broken anywhere
     told = run(*command, "pack", "--help", cwd=home, env=clean)
-    assert f"`{pack} TO" in " ".join(told.split())
+    assert f"`{pack} TO".replace(" ", "") in "".join(told.split())
     assert (home / "run/last.pt").exists()
