@@ -31,6 +31,7 @@ PROGRAMS = {
     "published": "the table of a published report, by hand here, and ours",
     "planted": "plants bottlenecks, and sees what a run says of them",
     "pairs": "what `saturate compare` says of pairs of runs, alike and slowed",
+    "lists": "the memory of lists of many lines, with a DataLoader's workers",
     "losses": "the losses of many commands, to the last bit",
     "simulate": "what many ranks and samples cost, by formulas",
     "chart": "the rates of a table of `train`, a bar a loader",

@@ -112,3 +112,16 @@ def test_dockerfile_checks_every_import() -> None:
             module = re.escape(modules.get(name, name))
             assert re.search(rf"(^|[ ,]){module}\b", checked), name
     assert "PyNvVideoCodec" in steps
+
+
+def test_the_lock_has_each_requirement_above_its_floor() -> None:
+    def numbers(said: str) -> list[int]:
+        return [*map(int, re.findall(r"\d+", said))]
+
+    pinned = requirements("requirements.lock")
+    floors = requirements("requirements.txt")
+    assert floors.keys() <= pinned.keys()
+    assert all(said.startswith("==") for said in pinned.values())
+    for name, floor in floors.items():
+        assert floor.startswith(">=")
+        assert numbers(pinned[name]) >= numbers(floor), name

@@ -1,0 +1,41 @@
+"""The benchmark of lists: both kinds are the same list, and a row is measured for each combination."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import lists
+
+
+def test_both_lists_have_the_same_lines(tmp_path: Path) -> None:
+    file = lists.write(tmp_path / "data", 2500)
+    by_hand, mapped = lists.ByHand(file), lists.Mapped(file)
+    assert len(by_hand) == len(mapped) == 2500
+    for line in (0, 999, 1000, 2499):
+        number = line % lists.FILES
+        path = f"images/class-{number:04}/photograph-{number:08}.jpg"
+        assert by_hand[line] == (number, len(path))
+        label, _ = mapped[line]
+        assert mapped.columns.class_names[label] == str(number)
+        assert str(mapped.columns.path(line), "utf-8").endswith(path)
+
+
+def test_a_row_for_each_combination(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lists, "LOOK_S", 0.05)
+    output = tmp_path / "rows.jsonl"
+    words = (
+        f"--lines 3000 --workers 0 --ranks 1 2 --orders sequential --output {output}"
+    )
+    assert lists.main(words.split()) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    points = [(row["list"], row["ranks"]) for row in rows]
+    assert points == [("python", 1), ("python", 2), ("mapped", 1), ("mapped", 2)]
+    # a process with torch in it has more than a hundred megabytes
+    assert all(row["host_gib"] > 0.1 * row["ranks"] for row in rows)
+    assert lists.main(["--lists", "tuple"]) == 2
+    assert "tuple" in capsys.readouterr().err
