@@ -206,7 +206,7 @@ def test_the_pages_network_begins_with_a_small_head(
 ) -> None:
     """By the name that the page's table has, and with the task's pixels, not those of timm's network."""
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    _, code = re.findall(r"```python\n(.*?)```", page, re.S)
+    *_, code = re.findall(r"```python\n(.*?)```", page, re.S)
     (tmp_path / "nets.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

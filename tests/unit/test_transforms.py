@@ -103,7 +103,7 @@ def test_other_loaders_and_tasks_refuse_it(tmp_path: Path) -> None:
 
 def test_the_pages_example_changes_colours_as_torch_is_seeded() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
-    code, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     names: dict[str, Any] = {}
     exec(code, names)
     image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
@@ -116,3 +116,25 @@ def test_the_pages_example_changes_colours_as_torch_is_seeded() -> None:
 
     assert np.array_equal(changed(1), changed(1))
     assert not np.array_equal(changed(1), changed(2))
+
+
+def test_the_pages_example_of_albumentations_draws_by_the_samples_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network
+    library = pytest.importorskip("albumentations")
+    page = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+    _, code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
+    own = library.Compose(
+        [library.RandomBrightnessContrast(p=1), library.GaussNoise(p=1)],
+        seed=int(np.random.default_rng(1).integers(2**31)),
+    )
+    expected = own(image=image)["image"]
+    assert expected.shape == image.shape and (expected != image).any()
+    # whatever the worker has drawn before
+    names["weather"](image, np.random.default_rng(2))
+    found = names["weather"](image, np.random.default_rng(1))
+    np.testing.assert_array_equal(found, expected)
