@@ -2,6 +2,7 @@
 Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
+With --pixels only the bytes are others: a binary PPM of each image, or an LZ4 frame of one, read without a decoder.
 The store is then scanned as any other: its names, labels and classes are compared with what was to be written,
 and each sample by a digest. TO has its name once it is whole.
 """
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,8 +25,10 @@ import numpy as np
 
 from saturate.contracts import Source, Split, UserError, counted
 from saturate.dataset.images.columns import Images
+from saturate.dataset.images.pixels import stored
 from saturate.dataset.open import open_splits
 from saturate.dataset.stores import source_named
+from saturate.loaders.images.decoders import shown_rgb
 from saturate.report.console import Console
 from saturate.run._stores import FORMATS, Packed, Writer, require
 from saturate.run.folders import filled
@@ -89,6 +93,36 @@ def write(split: Split[Images], writer: Writer, say: Say) -> list[bytes]:
     return digests
 
 
+@dataclass(frozen=True)
+class Decoded(Source):
+    """The images of a source as their pixels, by dataset.images.pixels; one that cannot be decoded as its bytes."""
+
+    source: Source
+    columns: Images
+    compressed: bool
+    files = False
+    read_delay_s = 0.0
+
+    def name(self, sample: int) -> str:
+        """Return what the source calls a sample."""
+        return self.source.name(sample)
+
+    def read(self, sample: int) -> bytes:
+        """Return the sample as it is packed. Raises what the source does."""
+        data = self.source.read(sample)
+        turns = self.columns.exif
+        turn = 0 if turns is None else int(turns[sample])
+        try:
+            image = shown_rgb(data, turn)
+        except UserError:
+            raise
+        except (
+            Exception
+        ):  # Pillow raises what it likes, and training will name the sample
+            return data
+        return stored(np.asarray(image), compressed=self.compressed)
+
+
 def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:
     """Raise UserError where a sample of the store is not, bit for bit, what was read."""
     for sample, content in enumerate(
@@ -149,6 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb"
     )
+    parser.add_argument(
+        "--pixels",
+        choices=["raw", "lz4"],
+        help="decode images, and write their pixels in place of their bytes",
+    )
+    parser.add_argument(
+        "--exif", choices=["stored", "shown"], help="as of training, for --pixels"
+    )
     parser.add_argument("--source", default="auto", help="as of training")
     parser.add_argument(
         "--val-share", type=float, help="as of training: this share goes to val"
@@ -174,6 +216,11 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with filled(target, Path(options.data)) as work:
             for name, split in splits.items():
+                if options.pixels:
+                    decoded = Decoded(
+                        split.source, split.columns, options.pixels == "lz4"
+                    )
+                    split = replace(split, source=decoded)
                 with console.counting(name) as say:
                     pack_split(split, name, form, work, say)
                 console.info(f"{name}: {counted(len(split.columns), 'sample')}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -107,6 +109,12 @@ class PairSource(Source):
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
         return self.source.read(int(self.images[sample]))
+
+    def opened(
+        self, sample: int
+    ) -> AbstractContextManager[tuple[int, Callable[[int, int], bytes]]]:
+        """Open the sample's image, as contracts.Source says."""
+        return self.source.opened(int(self.images[sample]))
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
