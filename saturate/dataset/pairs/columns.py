@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -110,11 +110,11 @@ class PairSource(Source):
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
         return self.source.read(int(self.images[sample]))
 
-    def opened(
-        self, sample: int
-    ) -> AbstractContextManager[tuple[int, Callable[[int, int], bytes]]]:
+    @contextmanager
+    def opened(self, sample: int) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
         """Open the sample's image, as contracts.Source says."""
-        return self.source.opened(int(self.images[sample]))
+        with self.source.opened(int(self.images[sample])) as opened:
+            yield opened
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
