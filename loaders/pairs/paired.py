@@ -224,7 +224,7 @@ class Cutting(Work):
         image = int(source.images[sample])
         # behind a URL a whole image is one request, and the cache has it
         if not source.remote and raw.readable(columns, image):
-            read_all = partial(raw.read_regions, source, sample, regions)
+            read_all = partial(raw.read_regions, source.source, image, regions)
             pixels = patiently(source, sample, read_all)
             if pixels is not None:
                 lap("read")

@@ -4,64 +4,75 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from saturate.contracts import Array, Source, Split, UserError, counted
+from saturate.contracts import Source, Split, UserError
 from saturate.dataset.images.headers import parse
 from saturate.dataset.images.pixels import stored
 from saturate.dataset.open import SPLITS, Console
-from saturate.dataset.scan import file_tree, names
+from saturate.dataset.scan import names
+from saturate.dataset.scan.lists import Grammar, Labels
 from saturate.dataset.scan.manifest import Rejected, printable
 from saturate.system.user_files import open_bytes
 
 FILES = re.compile(r".+\.(h5|hdf5|rec)|.*tfrecord.*|.+-\d{5}-of-\d{5}")
-Place = tuple[Path, str, int, int]
-"""File, dataset and row of HDF5; file, "", offset and size of an image in TFRecords."""
+CHUNKS = 1 << 28
+"""Bytes that are kept of chunks of an HDF5 file, which neighbouring rows share."""
 
 
-class Options(Protocol):
-    """What of the command line is read."""
-
-    images: str | None
-    labels: str | None
+Row = tuple[str, Callable[[], bytes]]
+"""Label, and what reads the image's file, of an array a PPM; that raises UserError and OSError."""
 
 
-@dataclass(frozen=True)
 class Rows(Source):
-    """Labelled images: the columns and the bytes of a split."""
+    """The images of a split: its columns, and their bytes. Raises UserError for labels that fit no classes."""
 
-    places: Sequence[Place]
-    names: Sequence[bytes]
-    label: Array
-    classes: tuple[str, ...]
     files = False
     read_delay_s = 0.0
-    exif = None
-    several = None
+    exif = several = None
+    grammar = Grammar(expected="")
+
+    def __init__(
+        self, rows: dict[bytes, Row], classes: Sequence[str] | None, source: Path
+    ) -> None:
+        if not rows:
+            raise UserError(f"--data: {source} has no image")
+        self._names = [*rows]
+        self._rows = [*rows.values()]
+        labels = Labels(self)
+        numbers = [
+            labels.number(label, sample) for sample, (label, _) in enumerate(self._rows)
+        ]
+        used, class_of, _ = labels.classes(classes, None)
+        self.label = class_of[numbers]
+        self.classes = tuple(used)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._rows)
 
     def entry(self, sample: int) -> bytes:
         """Return the name of a sample."""
-        return self.names[sample]
+        return self._names[sample]
 
     def name(self, sample: int) -> str:
         """Return what messages call a sample."""
-        return printable(self.names[sample])
+        return printable(self._names[sample])
+
+    def wrong(self, line: int, what: str) -> UserError:
+        """Return the error of a row."""
+        return UserError(f"--data: {self.name(line)} {what}")
 
     def check(self, sample: int, size: int) -> None:
         """Do nothing: there is no manifest."""
 
     def read(self, sample: int) -> bytes:
-        """Return the bytes of a sample; of an array as a PPM. Raises UserError and OSError."""
-        return _content(*self.places[sample])
+        """Return the bytes of a sample. Raises what its row does."""
+        return self._rows[sample][1]()
 
 
 def files_of(data: Path) -> list[Path]:
@@ -83,7 +94,7 @@ def files_of(data: Path) -> list[Path]:
 
 
 def open_rows(
-    files: Sequence[Path], options: Options, console: Console
+    files: Sequence[Path], images: str | None, labels: str | None, console: Console
 ) -> dict[str, Split[Any]]:
     """Return the splits of files; one that says none by its name is train. Raises UserError.
 
@@ -92,109 +103,73 @@ def open_rows(
     splits: dict[str, Split[Any]] = {}
     classes = None
     for split in SPLITS:
-        images, labels = (
-            name and name.format(split=split)
-            for name in (options.images, options.labels)
-        )
-        inside = images != options.images
+        rows: dict[bytes, Row] = {}
         own = [
             path
             for path in files
-            if inside or split in (names.read(path.name).splits or {"train"})
+            if "{split}" in (images or "")
+            or split in (names.read(path.name).splits or SPLITS[:1])
         ]
+        for path in own:
+            walk = _hdf5 if path.suffix in (".h5", ".hdf5") else _tfrecord
+            keys = [key and key.format(split=split) for key in (images, labels)]
+            for number, row in enumerate(walk(path, *keys)):
+                name = b"%s/%09d.img" % (os.fsencode(path.name), number)
+                content = row[1]()
+                try:
+                    parse(content, len(content))
+                    rows[name] = row
+                except Rejected as why:
+                    console.warn(f"{split}: {printable(name)} is left out: {why}")
         if own:
-            rows = _rows(own, images, labels, classes, console)
-            splits[split] = Split(columns=rows, source=rows)
-            classes = rows.classes
+            source = Rows(rows, classes, own[0])
+            splits[split] = Split(columns=source, source=source)
+            classes = source.classes
     return splits
 
 
-def _rows(
-    files: Sequence[Path],
-    images: str | None,
-    labels: str | None,
-    classes: tuple[str, ...] | None,
-    console: Console,
-) -> Rows:
-    places = []
-    entries = []
-    texts = []
-    rejected = []
-    for path in files:
-        is_hdf5 = path.suffix in (".h5", ".hdf5")
-        found = (_of_hdf5 if is_hdf5 else _of_tfrecord)(path, images, labels)
-        for row, (label, place) in enumerate(found):
-            content = _content(*place)
-            try:
-                parse(content, len(content))
-            except Rejected as why:
-                rejected.append(f"row {row} of {path}: {why}")
-                continue
-            places.append(place)
-            entries.append(b"%s/%09d.img" % (os.fsencode(path.name), row))
-            is_name = isinstance(label, bytes)
-            texts.append(os.fsdecode(label) if is_name else str(label))
-    if rejected:
-        console.warn(f"left out: {counted(len(rejected), 'row')}, first {rejected[0]}")
-    if not places:
-        raise UserError(f"{files[0]} has no image")
-    used = sorted({*texts})
-    if all(text.isdigit() for text in used):
-        used = [str(number) for number in range(max(map(int, used)) + 1)]
-    number_of = file_tree.numbered(used, classes, f"{files[0]} has class")
-    label_of = np.array([number_of[text] for text in texts], np.int32)
-    return Rows(places, entries, label_of, classes or tuple(used))
-
-
-@cache
-def _dataset(path: Path, name: str) -> Any:
-    """Return a dataset of a file, which stays open. Raises UserError."""
+def _hdf5(path: Path, *keys: str | None) -> Iterator[Row]:
+    """Yield the rows of two datasets of a file, which stays open. Raises UserError."""
     try:
         import h5py
     except ImportError:
         raise UserError("HDF5 needs the package h5py: pip install h5py") from None
     try:
-        # room for the chunk that neighbours share
-        file = h5py.File(path, "r", rdcc_nbytes=1 << 28)
+        file = h5py.File(path, "r", rdcc_nbytes=CHUNKS)
     except OSError as error:
         raise UserError(f"{path} cannot be read as HDF5: {error}") from None
-    held = file.get(name)
-    if not isinstance(held, h5py.Dataset):
+    images, labels = (key and file.get(key) for key in keys)
+    if not (isinstance(images, h5py.Dataset) and isinstance(labels, h5py.Dataset)):
         there: list[str] = []
         file.visit(there.append)
-        raise UserError(f"{path} has no dataset {name}; it has {', '.join(there)}")
-    return held
-
-
-def _of_hdf5(
-    path: Path, images: str | None, labels: str | None
-) -> Iterator[tuple[Any, Place]]:
-    """Yield label and place of each row. Raises UserError."""
-    if not images or not labels:
         raise UserError(
-            f"{path}: name its datasets, as --images images --labels labels"
+            f"{path}: name the datasets of images and labels by --images and --labels; it has {', '.join(there)}"
         )
-    held, numbers = _dataset(path, images), _dataset(path, labels)
-    is_array = held.dtype == np.uint8 and held.shape[1:][2:] == (3,)
-    is_encoded = held.ndim == 1 and (held.dtype.metadata or {}).get("vlen") == np.uint8
-    if not (is_array or is_encoded):
+    is_array = images.dtype == np.uint8 and images.shape[1:][2:] == (3,)
+    is_encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
+    is_text = h5py.check_string_dtype(labels.dtype)
+    is_labelled = labels.size == len(images) and (is_text or labels.dtype.kind in "iu")
+    if not (is_array or is_encoded) or not is_labelled:
         raise UserError(
-            f"{path}: {images} is {held.dtype} {held.shape}; it must be uint8 [N, height, width, 3], "
-            "or files as uint8 of variable length"
+            f"{path}: {images.name} is {images.dtype} {images.shape} and {labels.name} {labels.dtype} "
+            f"{labels.shape}; they must be uint8 [N, height, width, 3], or files as uint8 of variable length, "
+            "and N whole numbers or names"
         )
-    if numbers.size != len(held) or numbers.dtype.kind not in "iubOS":
-        raise UserError(
-            f"{path}: {labels} is {numbers.dtype} {numbers.shape}; it must be a whole number or a name for "
-            f"each of {len(held)} images"
-        )
-    for row, label in enumerate(numbers[()].reshape(-1).tolist()):
-        yield label, (path, images, row, 0)
+    texts = (labels.asstr() if is_text else labels)[()].ravel().astype(str)
+    for row, label in enumerate(texts.tolist()):
+        yield label, partial(_of_hdf5, images, row)
 
 
-def _of_tfrecord(
-    path: Path, images: str | None, labels: str | None
-) -> Iterator[tuple[Any, Place]]:
-    """Yield label and place of each record's image. Raises UserError."""
+def _of_hdf5(images: Any, row: int) -> bytes:
+    try:
+        value = images[row]
+    except OSError as error:
+        raise UserError(f"{images.file.filename}: row {row}: {error}") from None
+    return value.tobytes() if value.ndim == 1 else stored(value, compressed=False)
+
+
+def _tfrecord(path: Path, *keys: str | None) -> Iterator[Row]:
+    """Yield the rows of a file, a tf.train.Example each. Raises UserError."""
     try:
         from tfrecord.example_pb2 import Example
         from tfrecord.writer import TFRecordWriter
@@ -202,38 +177,33 @@ def _of_tfrecord(
         raise UserError(
             "TFRecord needs the package tfrecord: pip install tfrecord"
         ) from None
-    image_key, label_key = images or "image/encoded", labels or "image/class/label"
+    image_key, label_key = keys[0] or "image/encoded", keys[1] or "image/class/label"
     with open_bytes(path) as file:
         # a record: its length, the checksum of that, its bytes, their checksum
         while head := file.read(8):
             checked = file.read(4) == TFRecordWriter.masked_crc(head)
             record = file.read(int.from_bytes(head, "little")) if checked else b""
+            begin = file.tell() - len(record)
             if not record or file.read(4) != TFRecordWriter.masked_crc(record):
                 raise UserError(
                     f"{path} is no TFRecord file, or is damaged, cut short or compressed: unpack or copy it again"
                 )
             features = Example.FromString(record).features.feature
-            there = sorted(features)
-            held = features[image_key].bytes_list.value
+            there = ", ".join(sorted(features))
+            image = features[image_key].bytes_list.value
             label = features[label_key]
-            values = [*label.int64_list.value, *label.bytes_list.value]
-            if len(held) != 1 or len(values) != 1:
+            numbers, texts = label.int64_list.value, label.bytes_list.value
+            values = [*map(str, numbers), *map(os.fsdecode, texts)]
+            if len(image) != 1 or len(values) != 1:
                 raise UserError(
-                    f"{path}: a record has not one {image_key} and one {label_key}; it has "
-                    f"{', '.join(there)}: name them by --images and --labels"
+                    f"{path}: a record has {there}, and not one {image_key} and one {label_key}: name them "
+                    "by --images and --labels"
                 )
-            offset = file.tell() - 4 - len(record) + record.index(held[0])
-            yield values[0], (path, "", offset, len(held[0]))
+            place = begin + record.index(image[0])
+            yield values[0], partial(_of_tfrecord, path, place, len(image[0]))
 
 
-def _content(path: Path, dataset: str, at: int, size: int) -> bytes:
-    """Return the bytes of an image. Raises UserError and OSError."""
-    if not dataset:
-        with open_bytes(path) as file:
-            file.seek(at)
-            return file.read(size)
-    try:
-        value = _dataset(path, dataset)[at]
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"{path}: row {at} cannot be read: {error}") from None
-    return value.tobytes() if value.ndim == 1 else stored(value, compressed=False)
+def _of_tfrecord(path: Path, place: int, size: int) -> bytes:
+    with open_bytes(path) as file:
+        file.seek(place)
+        return file.read(size)

@@ -218,7 +218,7 @@ def _run(options: argparse.Namespace) -> int:
     console = Console()
     files = files_of(Path(options.data))
     splits = (
-        open_rows(files, options, console)
+        open_rows(files, options.images, options.labels, console)
         if files
         else open_splits(settings, loader="torchvision", console=console)
     )

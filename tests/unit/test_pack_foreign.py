@@ -159,15 +159,15 @@ def without(package: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
 @pytest.mark.parametrize(
     ("name", "change", "more", "said"),
     [
-        ("train.h5", None, [], "--images images --labels labels"),
-        ("train.h5", None, ["--images", "z", "--labels", "y"], "no dataset z; it has x, y"),
-        ("train.h5", None, ["--images", "y", "--labels", "y"], "y is int64 (7,); it must"),
-        ("train.h5", None, ["--images", "x", "--labels", "x"], "a whole number or a name"),
+        ("train.h5", None, [], "name the datasets of images and labels by --images"),
+        ("train.h5", None, ["--images", "z", "--labels", "y"], "by --images and --labels; it has x, y"),
+        ("train.h5", None, ["--images", "y", "--labels", "y"], "/y is int64 (7,) and /y int64 (7,); they must"),
+        ("train.h5", None, ["--images", "x", "--labels", "x"], "/x is uint8 (7, 20, 30, 3) and /x uint8"),
         ("train.h5", lambda path, _: cut(path), NAMES, "cannot be read as HDF5"),
         ("train.h5", without("h5py"), NAMES, "pip install h5py"),
         ("a.tfrecord", lambda path, _: cut(path), [], "is no TFRecord file, or is"),
         ("a.tfrecord", lambda path, _: flipped(path), [], "is no TFRecord file, or is"),
-        ("a.tfrecord", None, ["--labels", "z"], "one z; it has image/class/label, image/enc"),
+        ("a.tfrecord", None, ["--labels", "z"], "image/height, and not one image/encoded and one z"),
         ("a.tfrecord", without("tfrecord"), [], "pip install tfrecord"),
         ("a.rec", None, [], "fn.readers.mxnet"),
     ],
@@ -202,4 +202,7 @@ def test_a_class_that_training_has_not(
     records(data / "train.tfrecord", CONTENTS[:2], [1, 0])
     records(data / "val.tfrecord", CONTENTS[:2], [0, 2])
     assert pack.main([str(tmp_path / "to"), "--from", str(data)]) == 2
-    assert "has class '2'" in capsys.readouterr().err
+    assert (
+        "has the label '2', which is none of the 2 classes of the training data"
+        in capsys.readouterr().err
+    )

@@ -120,7 +120,7 @@ def _checked(name: str, read: Callable[[_File], Header], file: _File) -> Header:
         header = read(file)
     except Rejected as error:
         raise Rejected(f"{name.upper()} {error}") from None
-    except (struct.error, IndexError):
+    except (struct.error, IndexError, RuntimeError):
         raise Rejected(f"{name.upper()} header is damaged") from None
     if not (0 < header.height < 2**31 and 0 < header.width < 2**31):
         raise Rejected(f"{name.upper()} of {header.width} x {header.height} pixels")

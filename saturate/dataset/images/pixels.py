@@ -47,11 +47,11 @@ def stored_pixels(data: bytes) -> Array | None:
 
 
 def begin_of(frame: bytes) -> bytes:
-    """Return what the first BLOCK bytes of a frame hold; b"" where it is damaged. Raises UserError without lz4."""
-    try:
-        return _lz4().LZ4FrameDecompressor().decompress(frame, max_length=512)
-    except RuntimeError:
-        return b""
+    """Return the first bytes of what a frame holds, of which these are the first BLOCK bytes.
+
+    Raises RuntimeError where it is damaged, and UserError without lz4.
+    """
+    return _lz4().LZ4FrameDecompressor().decompress(frame, max_length=512)
 
 
 def _lz4() -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -109,12 +107,6 @@ class PairSource(Source):
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
         return self.source.read(int(self.images[sample]))
-
-    @contextmanager
-    def opened(self, sample: int) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
-        """Open the sample's image, as contracts.Source says."""
-        with self.source.opened(int(self.images[sample])) as opened:
-            yield opened
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
