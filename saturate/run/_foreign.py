@@ -188,7 +188,10 @@ def _tfrecord(path: Path, *keys: str | None) -> Iterator[Row]:
                 raise UserError(
                     f"{path} is no TFRecord file, or is damaged, cut short or compressed: unpack or copy it again"
                 )
-            features = Example.FromString(record).features.feature
+            try:
+                features = Example.FromString(record).features.feature
+            except Exception as error:  # protobuf's
+                raise UserError(f"{path}: no tf.train.Example: {error}") from None
             there = ", ".join(sorted(features))
             image = features[image_key].bytes_list.value
             label = features[label_key]

@@ -147,6 +147,13 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
+def of_others(path: Path) -> None:
+    """Write a whole record of another message."""
+    head, record = (3).to_bytes(8, "little"), b"\xff\xff\xff"
+    crc = tfrecord.TFRecordWriter.masked_crc
+    path.write_bytes(head + crc(head) + record + crc(record))
+
+
 def without(package: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
     def hide(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [*sys.modules]:
@@ -166,6 +173,7 @@ def without(package: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
         ("train.h5", lambda path, _: cut(path), NAMES, "cannot be read as HDF5"),
         ("train.h5", without("h5py"), NAMES, "pip install h5py"),
         ("a.tfrecord", lambda path, _: cut(path), [], "is no TFRecord file, or is"),
+        ("a.tfrecord", lambda path, _: of_others(path), [], "no tf.train.Example"),
         ("a.tfrecord", lambda path, _: flipped(path), [], "is no TFRecord file, or is"),
         ("a.tfrecord", None, ["--labels", "z"], "image/height, and not one image/encoded and one z"),
         ("a.tfrecord", without("tfrecord"), [], "pip install tfrecord"),
