@@ -37,11 +37,7 @@ class Rows(Source):
     exif = several = None
     grammar = Grammar(expected="")
 
-    def __init__(
-        self, rows: dict[bytes, Row], classes: Sequence[str] | None, source: Path
-    ) -> None:
-        if not rows:
-            raise UserError(f"--data: {source} has no image")
+    def __init__(self, rows: dict[bytes, Row], classes: Sequence[str] | None) -> None:
         self._names = [*rows]
         self._rows = [*rows.values()]
         labels = Labels(self)
@@ -121,8 +117,10 @@ def open_rows(
                     rows[name] = row
                 except Rejected as why:
                     console.warn(f"{split}: {printable(name)} is left out: {why}")
-        if own:
-            source = Rows(rows, classes, own[0])
+        if not rows and (own or split == "train"):
+            raise UserError(f"--data: {files[0].parent} has no image of {split}")
+        if rows:
+            source = Rows(rows, classes)
             splits[split] = Split(columns=source, source=source)
             classes = source.classes
     return splits

@@ -178,6 +178,8 @@ def without(package: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
         ("a.tfrecord", None, ["--labels", "z"], "image/height, and not one image/encoded and one z"),
         ("a.tfrecord", without("tfrecord"), [], "pip install tfrecord"),
         ("a.rec", None, [], "fn.readers.mxnet"),
+        ("test.tfrecord", None, [], "has no image of train"),
+        ("a.tfrecord", lambda path, _: path.write_bytes(b""), [], "has no image of train"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_line(
