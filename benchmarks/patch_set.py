@@ -1,6 +1,6 @@
-"""Make the sets of `bench train --task superres`: the same patches as PNG files and in an LMDB.
+"""Make the sets of `bench train --task superres`: the same patches as PNG files and in an LMDB, also decoded.
 
-    TO/png-16/train/a/000000.png ...    TO/lmdb-16/train.lmdb
+    TO/png-16/train/a/000000.png ...    TO/lmdb-16/train.lmdb    TO/raw-16/train.lmdb    TO/lz4-16/train.lmdb
 
 They are cut out of drawn textures, or of the images of a folder. Knows nothing of training.
 """
@@ -68,11 +68,16 @@ def write(
     count: int,
     seed: int = 0,
     images: Path | None = None,
+    pixels: Sequence[str] = (),
 ) -> bool:
-    """Make the sets; False when they are there already. Raises ValueError, UserError and OSError."""
+    """Make the sets, LMDBs with such `pixels` too; False when they are there already.
+
+    Raises ValueError, UserError and OSError.
+    """
     if min(sides) < 1 or count < 2:
         raise ValueError(f"--patches {min(sides)} --count {count}: at least 1 px and 2")
     stamp = {"seed": seed, "count": count, "patches": [*sides], "images": str(images)}
+    stamp["pixels"] = [*pixels]
     with unless_there(target, "patch_set.json", stamp) as fresh:
         if fresh is None:
             return False
@@ -84,8 +89,12 @@ def write(
                 Image.fromarray(patch).save(folder / f"{number:06d}.png")
             # it tells of one class alone, and how to train on a folder that is renamed in the end
             with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
-                to, of = fresh / f"lmdb-{side}", fresh / f"png-{side}"
-                failed = pack.main([str(to), "--from", str(of)])
+                of = str(fresh / f"png-{side}")
+                made = {"lmdb": [], **{kind: ["--pixels", kind] for kind in pixels}}
+                failed = any(
+                    pack.main([str(fresh / f"{kind}-{side}"), "--from", of, *flags])
+                    for kind, flags in made.items()
+                )
             if failed:
                 raise ValueError(f"no LMDB could be made: {output.getvalue().strip()}")
     return True
@@ -107,12 +116,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--images", type=Path, help="cut them out of the images below this folder"
     )
+    parser.add_argument(
+        "--pixels",
+        nargs="+",
+        default=[],
+        choices=["raw", "lz4"],
+        help="LMDBs of decoded patches, too",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     return make(
         "patch_set",
         options.target,
         lambda: write(
-            options.target, options.patches, options.count, options.seed, options.images
+            options.target,
+            options.patches,
+            options.count,
+            options.seed,
+            options.images,
+            options.pixels,
         ),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import (
     TYPE_CHECKING,
@@ -492,6 +492,15 @@ class Source(Protocol):
         Raises UserError, with the sample's name, when they are gone or their number has changed, and OSError
         when the storage fails.
         """
+
+    @contextmanager
+    def opened(self, sample: int) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
+        """Open a sample to read parts of it: its size, and what reads a range (offset, length).
+
+        Raises what `read` does. A source that can read a part alone does so.
+        """
+        data = self.read(sample)
+        yield len(data), lambda offset, length: data[offset : offset + length]
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from saturate.contracts import Array, ImageColumns
+from saturate.contracts import Array, ImageColumns, UserError
 from saturate.dataset.images.columns import FORMATS
 from saturate.dataset.images.headers import parse
+from saturate.dataset.images.pixels import stored_pixels
 from saturate.loaders import Undecodable
 from saturate.plan.geometry import turned_pixels
 from saturate.system.processes import uninterrupted
@@ -54,6 +55,9 @@ def pillow_rgb(data: bytes) -> Image.Image:
     Grey of more bits keeps its high ones, as Pillow and torchvision take colours of 16 bits; Pillow's own
     conversion would clip it, which makes nearly all of it white.
     """
+    stored = stored_pixels(data)
+    if stored is not None:
+        return Image.fromarray(stored)
     with warnings.catch_warnings():
         # a damaged EXIF block is no business of the pixels
         warnings.simplefilter("ignore")
@@ -101,11 +105,17 @@ def shown_rgb(data: bytes, turn: int) -> Image.Image:
 
 def _pil(data: bytes, region: Region) -> Array:
     try:
+        stored = stored_pixels(data)
+        if stored is not None:
+            # a view, which `exactly` finds too small where the image is
+            return stored[region[1] : region[3], region[0] : region[2]]
         colour = pillow_rgb(data)
         # `crop` would fill up with black
         if region[2] > colour.width or region[3] > colour.height:
             raise Undecodable(f"an image of {colour.size}, its header said more")
         return np.asarray(colour.crop(region))
+    except UserError:
+        raise
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
         raise Undecodable(str(error)) from error
 

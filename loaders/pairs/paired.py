@@ -14,13 +14,12 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
 from PIL import Image
 
-from saturate.contracts import Array, Feed, FileSource, Pixels, Rows
+from saturate.contracts import Array, Feed, Pixels, Rows
 from saturate.dataset.pairs.columns import Pairs, PairSource
 from saturate.loaders import Undecodable
 from saturate.loaders._read_retry import mark, patiently, read
@@ -223,10 +222,9 @@ class Cutting(Work):
             assert source.low is not None and self._columns.low is not None
             source, columns = source.low, self._columns.low
         image = int(source.images[sample])
-        if source.files and raw.readable(columns, image):
-            read_all = partial(
-                raw.read_regions, cast(FileSource, source), sample, regions
-            )
+        # behind a URL a whole image is one request, and the cache has it
+        if not source.remote and raw.readable(columns, image):
+            read_all = partial(raw.read_regions, source.source, image, regions)
             pixels = patiently(source, sample, read_all)
             if pixels is not None:
                 lap("read")

@@ -2,6 +2,7 @@
 Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
+With --pixels only the bytes are others: a binary PPM of each image, or an LZ4 frame of one, read without a decoder.
 The store is then scanned as any other: its names, labels and classes are compared with what was to be written,
 and each sample by a digest. TO has its name once it is whole.
 """
@@ -23,9 +24,12 @@ import numpy as np
 
 from saturate.contracts import Source, Split, UserError, counted
 from saturate.dataset.images.columns import Images
+from saturate.dataset.images.pixels import stored
 from saturate.dataset.open import open_splits
 from saturate.dataset.stores import source_named
+from saturate.loaders.images.decoders import shown_rgb
 from saturate.report.console import Console
+from saturate.run._foreign import files_of, open_rows
 from saturate.run._stores import FORMATS, Packed, Writer, require
 from saturate.run.folders import filled
 from saturate.run.program import Parser
@@ -34,6 +38,8 @@ from saturate.system import storage
 from saturate.system.exit_codes import of_program
 
 Say = Callable[[int, int, str], None]
+Change = Callable[[int, bytes], bytes]
+"""(sample, its bytes) -> what is written."""
 THREADS = 16
 """Reads at once: the storage is waited for, not the processor."""
 BATCH = 64 << 20
@@ -47,16 +53,19 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
-def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
-    """Yield the bytes of samples in their order, a few more under way in threads than there are of these."""
+def read_ahead(
+    source: Source, samples: Iterable[int], change: Change | None = None
+) -> Iterator[bytes]:
+    """Yield the bytes of samples in their order, changed, a few more under way in threads than there are of these."""
     rest = iter(samples)
 
     def read(sample: int) -> bytes:
-        return storage.patiently(
+        content = storage.patiently(
             partial(source.read, sample),
             partial(source.name, sample),
             "start again",
         )
+        return change(sample, content) if change else content
 
     with ThreadPoolExecutor(THREADS) as pool:
         jobs = deque[Future[bytes]](
@@ -70,14 +79,16 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
             pool.shutdown(cancel_futures=True)
 
 
-def write(split: Split[Images], writer: Writer, say: Say) -> list[bytes]:
+def write(
+    split: Split[Images], writer: Writer, say: Say, change: Change | None
+) -> list[bytes]:
     """Write all samples, and return the digest of each."""
     columns = split.columns
     batch: list[Packed] = []
     digests: list[bytes] = []
     size = 0
     everything = range(len(columns))
-    for sample, content in enumerate(read_ahead(split.source, everything)):
+    for sample, content in enumerate(read_ahead(split.source, everything, change)):
         batch.append(Packed(columns.entry(sample), int(columns.label[sample]), content))
         digests.append(digest(content))
         size += len(content)
@@ -87,6 +98,23 @@ def write(split: Split[Images], writer: Writer, say: Say) -> list[bytes]:
             batch = []
             size = 0
     return digests
+
+
+def as_pixels(
+    columns: Images, sample: int, content: bytes, *, compressed: bool
+) -> bytes:
+    """Return a sample's pixels, by dataset.images.pixels; of one that cannot be decoded its bytes.
+
+    Raises UserError where a package is missing.
+    """
+    turns = columns.exif
+    try:
+        image = shown_rgb(content, 0 if turns is None else int(turns[sample]))
+    except UserError:
+        raise
+    except Exception:  # Pillow raises what it likes, and training will name the sample
+        return content
+    return stored(np.asarray(image), compressed=compressed)
 
 
 def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:
@@ -102,9 +130,14 @@ def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:
 
 
 def pack_split(
-    split: Split[Images], name: str, form: str, work: Path, say: Say
+    split: Split[Images],
+    name: str,
+    form: str,
+    work: Path,
+    say: Say,
+    change: Change | None = None,
 ) -> None:
-    """Write one split into the folder `work`. Raises UserError and OSError."""
+    """Write one split, changed, into the folder `work`. Raises UserError and OSError."""
     columns = split.columns
     names = [columns.entry(sample) for sample in range(len(columns))]
     require(form, names, columns)
@@ -115,7 +148,7 @@ def pack_split(
             "in another order; take --format tar"
         )
     with closing(FORMATS[form](work, name)) as writer:
-        digests = write(split, writer, say)
+        digests = write(split, writer, say, change)
         writer.finish(names, columns)
     classes = None if name == "train" else columns.classes
     with tempfile.TemporaryDirectory() as scans:
@@ -149,6 +182,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb"
     )
+    parser.add_argument(
+        "--pixels",
+        choices=["raw", "lz4"],
+        help="decode images, and write their pixels in place of their bytes",
+    )
+    parser.add_argument(
+        "--exif", choices=["stored", "shown"], help="as of training, for --pixels"
+    )
+    parser.add_argument(
+        "--images", help="dataset of HDF5, or feature of TFRecord, with the images"
+    )
+    parser.add_argument(
+        "--labels", help="likewise with the labels; {split} in both is train and val"
+    )
     parser.add_argument("--source", default="auto", help="as of training")
     parser.add_argument(
         "--val-share", type=float, help="as of training: this share goes to val"
@@ -169,13 +216,22 @@ def _run(options: argparse.Namespace) -> int:
     }
     settings = build(chosen).data
     console = Console()
-    splits = open_splits(settings, loader="torchvision", console=console)
+    files = files_of(Path(options.data))
+    splits = (
+        open_rows(files, options.images, options.labels, console)
+        if files
+        else open_splits(settings, loader="torchvision", console=console)
+    )
     target, form = options.target, options.format
     try:
         with filled(target, Path(options.data)) as work:
             for name, split in splits.items():
+                change = None
+                if options.pixels:
+                    compressed = options.pixels == "lz4"
+                    change = partial(as_pixels, split.columns, compressed=compressed)
                 with console.counting(name) as say:
-                    pack_split(split, name, form, work, say)
+                    pack_split(split, name, form, work, say, change)
                 console.info(f"{name}: {counted(len(split.columns), 'sample')}")
     except OSError as error:
         if error.filename is not None:

@@ -166,6 +166,7 @@ def damaged_files() -> dict[str, bytes]:
         "header-then-text": whole[:scan] + b"<html>503 Service Unavailable</html>" * 30,
         "zeros-in-the-scan": _replaced(whole, lambda data: bytes(len(data))),
         "tables-lost": _without_tables(whole),
+        "ppm-cut-90": _saved(Image.fromarray(photograph(14, 40, 50)), "PPM")[:5400],
         "png-cut-50": lossless[: len(lossless) // 2],
         "png-bad-checksum": _replaced(
             lossless, lambda data: bytes(byte ^ 0x55 for byte in data)

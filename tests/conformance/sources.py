@@ -221,6 +221,15 @@ def ranges_end_with_their_entry(split: Split, files: Files) -> None:
                     assert read_at(begin, length) == wanted
 
 
+def parts_are_of_the_whole(split: Split, files: Files) -> None:
+    """A sample is opened to read ranges of it, as of the bytes that were written."""
+    for sample in range(len(split.columns)):
+        content = files[os.fsdecode(split.columns.entry(sample))]
+        with split.source.opened(sample) as (size, read_at):
+            assert size == len(content)
+            assert read_at(3, 40) == content[3:43] and read_at(0, size) == content
+
+
 def names_ascend(split: Split, files: Files) -> None:
     """Samples are numbered by the bytes of their names, so that the order of an epoch is any source's."""
     names = [split.columns.entry(sample) for sample in range(len(files))]

@@ -63,6 +63,7 @@ CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
     "names": sources.names_tell_samples_apart,
     "bytes": sources.bytes_are_those_written,
     "ranges": sources.ranges_end_with_their_entry,
+    "parts": sources.parts_are_of_the_whole,
     "columns": sources.columns_and_bytes_agree,
     "order": sources.names_ascend,
     "size": sources.another_size_is_refused,

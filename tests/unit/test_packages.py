@@ -24,8 +24,8 @@ DISTRIBUTION = {
 }
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
-    *("albumentations", "apex", "kornia", "mlflow", "onnx", "onnxruntime", "scipy"),
-    *("timm", "traceml_ai", "wandb"),
+    *("albumentations", "apex", "h5py", "kornia", "lz4", "mlflow", "onnx"),
+    *("onnxruntime", "scipy", "tfrecord", "timm", "traceml_ai", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
 

@@ -12,7 +12,7 @@ from saturate.dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound="Pictures")
 # the column `format` holds the index
-FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")
+FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "lz4")
 
 
 class Header(NamedTuple):
@@ -122,7 +122,7 @@ class Pictures(Manifest):
 class Images(Pictures):
     """n images with a label, in the order of their path's bytes."""
 
-    VERSION = "images 10"
+    VERSION = "images 11"
     COLUMNS = Manifest.COLUMNS | {"label": "i4"} | CODES  # label: index into classes
     FINGERPRINT: ClassVar[tuple[str, ...]] = (
         "path_bytes",

@@ -17,6 +17,7 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
+from saturate.dataset.images import pixels
 from saturate.dataset.images.columns import FORMATS, Header
 from saturate.dataset.scan.byte_ranges import RangeFile, ReadAt
 from saturate.dataset.scan.manifest import Rejected
@@ -119,7 +120,7 @@ def _checked(name: str, read: Callable[[_File], Header], file: _File) -> Header:
         header = read(file)
     except Rejected as error:
         raise Rejected(f"{name.upper()} {error}") from None
-    except (struct.error, IndexError):
+    except (struct.error, IndexError, RuntimeError):
         raise Rejected(f"{name.upper()} header is damaged") from None
     if not (0 < header.height < 2**31 and 0 < header.width < 2**31):
         raise Rejected(f"{name.upper()} of {header.width} x {header.height} pixels")
@@ -338,6 +339,13 @@ def _of_pillow(file: _File, image: Image.Image) -> Header:
     )
 
 
+def _lz4(file: _File) -> Header:
+    header = pixels.HEADER.match(pixels.begin_of(file.upto(0, pixels.BLOCK)))
+    if header is None:
+        raise Rejected("is no frame of a binary PPM in blocks of 64 KiB")
+    return file.header("lz4", int(header[2]), int(header[1]), 8, 3)
+
+
 HEIC = re.compile(rb"....ftyp(hei|hev|mif1|msf1)", re.DOTALL)
 _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "jpeg": (re.compile(re.escape(JPEG)), _jpeg),
@@ -347,5 +355,6 @@ _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "bmp": (re.compile(rb"BM"), _by_pillow),
     "tiff": (re.compile(rb"II[*+]\0|MM\0[*+]"), _by_pillow),
     "ppm": (re.compile(rb"P[1-6][\s#]"), _by_pillow),
+    "lz4": (re.compile(re.escape(pixels.FRAME)), _lz4),
 }
 """Format -> what a file begins with, and what reads its header."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from saturate.contracts import UserError
 from saturate.dataset.scan.byte_ranges import ReadAt
@@ -46,14 +47,19 @@ class EntrySource(StoredSource):
         return self.kept.get(key, lambda: self._read(sample))
 
     def _read(self, sample: int) -> bytes:
+        with self.opened(sample) as (size, read_at):
+            return read_at(0, size)
+
+    @contextmanager
+    def opened(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+        """Open the sample's entry, past the cache. Raises what `read` does."""
         try:
             with self.open_entry(sample) as (size, read_at):
                 self.check(sample, size)
-                data = read_at(0, size)
+                yield size, read_at
         except Rejected as why:
             raise UserError(
                 f"an entry of --data: {self.name(sample)}: {why}; {MEND}"
             ) from None
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
-        return data

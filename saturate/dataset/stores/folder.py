@@ -7,7 +7,8 @@ import os
 import stat
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
 
@@ -15,7 +16,7 @@ from saturate.contracts import Array, Source, Split, UserError
 from saturate.dataset.images.columns import Images
 from saturate.dataset.images.scan import open_images
 from saturate.dataset.scan import file_tree
-from saturate.dataset.scan.byte_ranges import Files
+from saturate.dataset.scan.byte_ranges import Files, ReadAt
 from saturate.dataset.scan.cache import Options
 from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import Manifest, printable
@@ -101,6 +102,17 @@ class Folder(StoredSource):
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
         return data
+
+    @contextmanager
+    def opened(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+        """Open the sample's file, which is read later than the storage gave it. Raises UserError and OSError."""
+        with open_bytes(self.path(sample)) as file:
+            number = file.fileno()
+            size = os.fstat(number).st_size
+            self.check(sample, size)
+            yield size, lambda offset, length: os.pread(number, length, offset)
+        if self.read_delay_s:
+            time.sleep(self.read_delay_s)
 
 
 def changed(path: bytes, error: OSError) -> UserError:
