@@ -23,8 +23,6 @@ from typing import Any, TypeVar
 from saturate.why import hooks
 
 T = TypeVar("T")
-END: Any = object()
-"""What no loader gives: StopIteration ends."""
 
 
 def watch(loader: Iterable[T]) -> Iterable[T]:
@@ -46,6 +44,19 @@ class _Watched(Iterable[T]):
 
     def __iter__(self) -> Iterator[T]:
         batches = iter(self._loader)
-        if hasattr(batches, "_saturate"):  # is watched as it is
-            return batches
-        return iter(lambda: hooks.taken(next, batches, self._loader), END)
+        # a DataLoader's is watched as it is
+        return batches if hasattr(batches, "_saturate") else _Batches(self, batches)
+
+
+class _Batches(Iterator[T]):
+    def __init__(self, watched: _Watched[T], batches: Iterator[T]) -> None:
+        self._watched = watched
+        self._batches = batches
+        self._saturate_epoch = object()
+
+    def __next__(self) -> T:
+        batch: T = hooks.taken(_Batches._following, self, self._watched._loader)
+        return batch
+
+    def _following(self) -> T:
+        return next(self._batches)

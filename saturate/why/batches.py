@@ -60,21 +60,25 @@ class KeptBatch:
 
     def __init__(self, batch: Any) -> None:
         self._batch, self._whole = batch, _copied(batch)
-        self._before = self._versions()
-
-    def _versions(self) -> list[tuple[int, int]]:
-        # those of inference mode have no version, and cannot be changed elsewhere
-        return [
-            (id(one), -1 if one.is_inference() else one._version)
-            for one in tensors_of(self._batch)
-        ]
+        self._before = _state_of(batch)
 
     def again(self) -> Any:
         """Return the batch as the loader has given it."""
-        if self._versions() != self._before:
+        if _state_of(self._batch) != self._before:
             self._batch = _copied(self._whole)
-            self._before = self._versions()
+            self._before = _state_of(self._batch)
         return self._batch
+
+
+def _state_of(batch: Any) -> list[Any]:
+    """Return what is another list once a batch was changed; of arrays, which do not tell, always another one."""
+    if hasattr(batch, "is_pinned"):
+        # those of inference mode have no version, and cannot be changed elsewhere
+        return [id(batch), -1 if batch.is_inference() else batch._version]
+    if hasattr(batch, "shape"):
+        return [object()]
+    parts = parts_of(batch)
+    return [id(batch), len(parts), *map(_state_of, parts)]
 
 
 def _copied(batch: Any) -> Any:

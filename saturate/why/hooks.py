@@ -144,9 +144,22 @@ def taken(whole: Call, batches: Any, loader: Any) -> Any:
     return run.take(batches, loader, functools.partial(whole, batches))
 
 
+def _begun(whole: Call, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Mark an epoch: an iterator whose workers live on has many, and the program may leave each one early."""
+    self._saturate_epoch = object()
+    whole(self, *args, **kwargs)
+
+
+def _trains(whole: Call, *args: Any, **kwargs: Any) -> Any:
+    if run is not None:
+        run.has_gradients = True
+    return whole(*args, **kwargs)
+
+
 def _opened(whole: Call, self: Any, loader: Any) -> None:
     # a loader that keeps its workers has this iterator, and would never go where that had the loader
     self._saturate = weakref.ref(loader)
+    self._saturate_epoch = object()
     if run is not None:
         run.opened(loader)
     whole(self, loader)
@@ -220,6 +233,7 @@ HOOKS: Mapping[str, Mapping[str, Call]] = {
     # batches
     "torch.utils.data.dataloader": {
         "_BaseDataLoaderIter.__init__": _opened,
+        "_BaseDataLoaderIter._reset": _begun,
         "_BaseDataLoaderIter.__next__": lambda whole, self: taken(
             whole, self, self._saturate()
         ),
@@ -228,8 +242,9 @@ HOOKS: Mapping[str, Mapping[str, Call]] = {
         "DALIGenericIterator.__next__": lambda whole, self: taken(whole, self, self),
         "DALIRaggedIterator.__next__": lambda whole, self: taken(whole, self, self),
     },
-    # steps: it has a hook of its own
+    # steps: the optimiser has a hook of its own
     "torch.optim.optimizer": {},
+    "torch.autograd": {"backward": _trains, "grad": _trains},
     "torch.amp.autocast_mode": {"autocast.__enter__": _computes_in},
     # the time of dataset and collate, of each transform, and of decoding
     "torch.utils.data._utils.fetch": {

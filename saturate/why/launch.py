@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from saturate.contracts import counted
 from saturate.why import hooks, undo, verdict
 from saturate.why.hooks import GO_ON, RESULT
 
@@ -58,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = given[at + 1 :]
     if not words:
         parser.error("name a program behind --")
+    if options.seconds <= 0:
+        parser.error(f"--seconds {options.seconds:g}: a window takes time")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such folder")
     if words[0] == "-m" or words[0].endswith(".py"):
         words = [sys.executable, *words]
     if not sys.platform.startswith("linux"):
@@ -67,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = ran(words, folder, options)
         undone = undo.back(folder)
         if not (folder / RESULT).exists():
+            if undone:
+                files = f"{counted(undone, 'file')} {verdict.UNDONE}"
+                print(f"saturate why: not kept: {files}", file=sys.stderr)
             return code or refused(f"not measured: {why_not(folder)}")
         if options.then == GO_ON:
             return code

@@ -55,6 +55,8 @@ STEPS_OF_TRAINING = 4
 """Steps of an optimiser after a batch of a loader, by which it is the one that feeds training."""
 BATCHES_WITHOUT_STEP = 64
 """Batches without any step of an optimiser, after which batches alone are counted."""
+BATCHES_OF_REPLAY = 256
+"""Most batches of a window in which the step gets batches again: the program's epochs and validations go on."""
 BATCHES_OF_VALIDATION = 2
 """Batches of another loader in a row by which it is a validation's, and not one that feeds the step, too."""
 COUNTED = ("samples", "batches", "epochs", "epochs_s", "wait", "pause", "gap")
@@ -77,6 +79,9 @@ class Measured(KeyboardInterrupt):
 class Epoch:
     """An epoch of the loader, in the program."""
 
+    # the mark of the iterator that has begun it (hooks.py); None where it has none, or before its first batch
+    begun: Any = None
+
     # when the one before it has ended, until its own first batch is there
     gap_since: float | None = None
     given: int = 0  # batches
@@ -90,6 +95,7 @@ class Run:
     """What one process is put through. Its threads take batches and make steps; one loader feeds them."""
 
     autocast = ""  # the type it computes in; "": none was entered
+    has_gradients = False  # whether any were computed so far
     refused = ""  # why it cannot be measured
     # of the program
     _loader: Any = None  # that feeds its steps, once that is known
@@ -160,6 +166,11 @@ class Run:
             self._other_batches += 1
             return pull()
         self._end_pause()
+        begun = getattr(batches, "_saturate_epoch", None)
+        if self._epoch.begun not in (None, begun) and self._epoch.gap_since is None:
+            # the program has left the last one early
+            self._epoch = Epoch(gap_since=self._trained_at)
+        self._epoch.begun = begun
         if self._decided(batches) is END:
             return self._over(pull)
         is_whole = self._epoch.given >= (length_of(loader) or math.inf)
@@ -169,7 +180,7 @@ class Run:
             and not is_endless(loader, batches)
         ):
             # as long as in the program's own loop, which may count on it
-            self._epoch = Epoch(time.perf_counter())
+            self._epoch = Epoch(gap_since=time.perf_counter())
             raise StopIteration
         return self._next_batch(pull)
 
@@ -180,7 +191,8 @@ class Run:
         if torch.is_grad_enabled():
             self._last_loader = loader
             self._taken[id(loader)] += 1
-            if not self._steps and self._taken[id(loader)] == BATCHES_WITHOUT_STEP:
+            many = self._taken[id(loader)] >= BATCHES_WITHOUT_STEP
+            if many and self.has_gradients and not self._steps:
                 self._choose(loader)
         return batch
 
@@ -222,14 +234,10 @@ class Run:
             batch = self._decision.again()
         else:
             try:
-                batch = (
-                    pull()
-                    if epoch.other_iterator is None
-                    else next(epoch.other_iterator)
-                )
+                batch = self._following(pull)
             except StopIteration:
                 # the program asks again, in its next epoch
-                self._epoch = Epoch(time.perf_counter())
+                self._epoch = Epoch(gap_since=time.perf_counter())
                 raise
         self._trained_at = time.perf_counter()
         if epoch.gap_since is None:
@@ -247,6 +255,25 @@ class Run:
         epoch.given += 1
         self._decision = None
         return batch
+
+    def _following(self, pull: Callable[[], Any]) -> Any:
+        """Return the loader's next batch, of its next epoch where a drain has taken some of the program's."""
+        epoch = self._epoch
+        begun = epoch.other_iterator
+        try:
+            return pull() if begun is None else next(begun)
+        except StopIteration:
+            if not epoch.iterator_is_behind or epoch.given >= length_of(self._loader):
+                raise
+        following = self._next_epoch()
+        if begun is not None or following is not self._iterator_of_loader():
+            epoch.other_iterator = following
+            return next(following)
+        return pull()
+
+    def _iterator_of_loader(self) -> Any:
+        """Return the iterator of a DataLoader whose workers live on, or DALI's; None of others."""
+        return getattr(self._loader, "_iterator", None) or self._loader
 
     def _over(self, pull: Callable[[], Any]) -> Any:
         """End the program as Ctrl-C would, or let it go on."""
@@ -332,7 +359,10 @@ class Run:
         # short epochs take the time to begin them
         each_s = max(each_s, self._gap_s() / (length_of(self._loader) or math.inf))
         each_s = max(map(float, self._gathered(repr(each_s))))
-        count = self._whole(max(WARM_UP_BATCHES, math.ceil(self.window_s / each_s)))
+        count = max(WARM_UP_BATCHES, math.ceil(self.window_s / each_s))
+        if name == "replay":
+            count = min(count, BATCHES_OF_REPLAY)
+        count = self._whole(count)
         # to read it takes long where there are many processes, in which the queue of the workers fills
         cpu_s, since = sum(neighbours.tree(self.launcher).values()), time.perf_counter()
         yield from itertools.islice(actions, count // 4)
@@ -422,20 +452,26 @@ class Run:
         loader = self._loader
         ends = self.facts["loader"].get("persistent_workers") is False
         if ends and loader.num_workers and self._gaps_s:
+            begun = self._epoch.begun
             # PyTorch lets nobody change it by its name
             vars(loader)["persistent_workers"] = True
             self._drain("kept", self._next_epoch())
             vars(loader)["persistent_workers"] = False
             loader._iterator = self._epoch.other_iterator = None
+            self._epoch.begun = begun
 
     def _next_epoch(self) -> Any:
         """Return an iterator of the loader's next epoch; a subclass's own would also move its batches."""
         base: Any = torch.utils.data.DataLoader
-        if isinstance(self._loader, base):
-            return base.__iter__(self._loader)
-        if hasattr(self._loader, "reset"):  # DALI's
-            self._loader.reset()
-        return iter(self._loader)
+        if not isinstance(self._loader, base):
+            if hasattr(self._loader, "reset"):  # DALI's
+                self._loader.reset()
+            return iter(self._loader)
+        begun = base.__iter__(self._loader)
+        if begun is self._iterator_of_loader():
+            # it is the program's own, which has not begun another epoch
+            self._epoch.begun = begun._saturate_epoch
+        return begun
 
     def _write(self) -> None:
         """Write what all ranks have measured."""

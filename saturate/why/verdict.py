@@ -320,11 +320,11 @@ def _first(values: Summary) -> str:
     more = any("workers" in one["settings"] for one in worth)
     if bound != "compute" and (workers or 0) > WORKERS_OF_A_CORE * cores and not more:
         return f"num_workers={cores:.0f}: {workers} hinder each other (not measured)"
-    # one that changes the recipe behind the best of the others
+    # one that changes the recipe, or the machine, behind the best of the others
     told = [
         one
         for one in worth
-        if not one["what"].startswith("without ")
+        if not one["what"].startswith(("without ", "storage "))
         and "batch_size" not in one["settings"]
     ][:1]
     told += [one for one in worth[:1] if one not in told]

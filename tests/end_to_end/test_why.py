@@ -240,3 +240,72 @@ def test_it_goes_on_as_if_nothing_had_been(why: Why) -> None:
     count = min(again - first, 400 - again)
     assert count > 50
     assert steps[again : again + count] == steps[first : first + count]
+
+
+OF_EPOCHS = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+
+workers, persistent, leaves = map(int, sys.argv[1:])
+data = [(torch.ones(4), 1)] * 320
+loader = DataLoader(data, 8, num_workers=workers, persistent_workers=bool(persistent))
+network = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+for epoch in range(2000):
+    taken = 0
+    for inputs, labels in loader:
+        torch.nn.functional.cross_entropy(network(inputs), labels).backward()
+        optimizer.step()
+        taken += 1
+        if taken == leaves:
+            break
+    print("batches", taken, flush=True)
+"""
+"""A program of 40 batches an epoch, which it leaves after so many."""
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "leaves"), [(0, 0, 30), (1, 1, 30), (1, 0, 0)]
+)
+def test_an_epoch_is_as_long_as_the_programs_own(
+    workers: int, persistent: int, leaves: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "epochs.py"
+    program.write_text(OF_EPOCHS)
+    words = map(str, (program, workers, persistent, leaves))
+    ended = subprocess.run(
+        [*WHY, "--seconds", "0.2", "--", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("batches ")]
+    assert len(lines) > 3 and {*lines} == {f"batches {leaves or 40}"}
+
+
+STATISTICS = """
+import torch
+from torch.utils.data import DataLoader
+
+loader = DataLoader([torch.full((4,), float(number)) for number in range(800)], 8)
+print("mean", sum(float(batch.mean()) for batch in loader) / len(loader))
+"""
+
+
+def test_a_pass_without_gradients_is_no_training(tmp_path: Path) -> None:
+    """The mean of 0 to 799, over 100 batches: more than as many as are counted where no optimiser steps."""
+    program = tmp_path / "statistics_of_data.py"
+    program.write_text(STATISTICS)
+    ended = subprocess.run(
+        [*WHY, "--seconds", "0.2", "--", str(program)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "mean 399.5" in ended.stdout and ended.returncode == 2

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,12 +46,25 @@ def emptied(batch: dict[str, Any]) -> None:
     batch.pop("x")
 
 
-@pytest.mark.parametrize("change", [changed_in_place, replaced, emptied])
+def without_names(batch: dict[str, Any]) -> None:
+    batch.pop("names")
+
+
+def array_changed(batch: dict[str, Any]) -> None:
+    batch["array"] *= 2
+
+
+CHANGES = [changed_in_place, replaced, emptied, without_names, array_changed]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_batch_comes_again_as_it_was(change: Any) -> None:
-    kept = batches.KeptBatch({"x": torch.ones(2, 3), "names": ["a", "b"]})
+    content: dict[str, Any] = {"x": torch.ones(2, 3), "names": ["a", "b"]}
+    kept = batches.KeptBatch(content | {"array": np.ones(2)})
     for _ in range(3):
         batch = kept.again()
         assert float(batch["x"].sum()) == 6 and batch["names"] == ["a", "b"]
+        assert batch["array"].tolist() == [1, 1]
         change(batch)
 
 
