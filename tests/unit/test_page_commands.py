@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from benchmarks import bench, planted, published
+from benchmarks import bench, lists, pairs, planted, published
 from saturate.run import tune
 from saturate.settings import config
 from saturate.settings.cli import flags
@@ -34,6 +34,14 @@ BETWEEN = re.compile(r"(?:;|&&?|\|\|?)(?=\s|$)")
 
 class Parsed(BaseException):
     """An argparse program has taken its flags."""
+
+
+OF_SETTINGS: dict[str, Any] = {
+    "benchmarks.lists": lists.Lists,
+    "benchmarks.pairs": pairs.Pairs,
+    "benchmarks.planted": planted.Planted,
+}
+"""Program -> its flags, where these are no parser of argparse."""
 
 
 def lines(text: str) -> Iterator[str]:
@@ -93,8 +101,8 @@ def read(program: str, words: list[str]) -> None:
     elif program == "scripts.tune":
         behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
         tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))
-    elif program == "benchmarks.planted":
-        flags(planted.Planted, words, prog="planted")
+    elif program in OF_SETTINGS:
+        flags(OF_SETTINGS[program], words, prog=program)
     elif program == "benchmarks.published":
         chosen = flags(published.Published, words[1:at], prog="published").tables
         tables = {table["name"]: table for table in published.read(words[0])["tables"]}
