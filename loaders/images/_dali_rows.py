@@ -7,16 +7,17 @@ Must not know DALI, nor the order of an epoch.
 
 from __future__ import annotations
 
+import io
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from PIL import Image
 
 from saturate.contracts import Array, Feed, FileSource, ImageColumns, Rows, UserError
 from saturate.dataset.images.columns import stored_size
-from saturate.dataset.images.pixels import stored
 from saturate.loaders import Undecodable
 from saturate.loaders._read_retry import read
 from saturate.loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
@@ -74,7 +75,7 @@ class Known:
 def plain(columns: ImageColumns, ids: Array) -> Array:
     """Return bool [B]: the files that every decoder turns into the same pixels.
 
-    The others are decoded by PIL and handed over as PPM.
+    The others are decoded by PIL and handed over as PNG.
     """
     return plain_jpeg(columns, ids) | (
         (columns.format[ids] == PNG) & (columns.depth[ids] == 8) & columns.whole[ids]
@@ -88,8 +89,10 @@ def placeholder() -> bytes:
 
 def encoded(pixels: Array) -> bytes:
     """Return RGB uint8 as lossless bytes that DALI decodes."""
-    # a PNG takes a hundred times as long to make, without compression too
-    return stored(pixels, compressed=False)
+    buffer = io.BytesIO()
+    # it is decoded again at once: to compress it would only take time
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=0)
+    return buffer.getvalue()
 
 
 def whole_image(data: bytes, columns: ImageColumns, sample: int) -> Array:
@@ -244,9 +247,9 @@ class PathPreparer:
         self._folder.cleanup()
 
     def _substitute(self, sample: int) -> Path:
-        """Write the sample's pixels as PPM. Raises Undecodable, and UserError when there is no room."""
+        """Write the sample's pixels as PNG. Raises Undecodable, and UserError when there is no room."""
         self._made += 1
-        path = Path(self._folder.name, f"{self._made}.ppm")
+        path = Path(self._folder.name, f"{self._made}.png")
         data = read(self._source, sample)
         try:
             path.write_bytes(encoded(whole_image(data, self._columns, sample)))

@@ -67,7 +67,7 @@ class Failing:
         if name == "data":
             self._outputs.append(
                 all(
-                    b"placeholder" in bytes(path) or b".ppm" in bytes(path)
+                    b"placeholder" in bytes(path) or b".png" in bytes(path)
                     for path in value
                 )
             )
