@@ -46,9 +46,9 @@ class Bundles:
             left = self._plan.bundled - number * count
             yield from micro_batches(bundle, size, min(left, count))
 
-    def _decoded_again(self) -> Generator[Batch]:
+    def _decoded_again(self, epoch: int) -> Generator[Batch]:
         assert self._loader.decoded_again
-        for bundle in self._loader.decoded_again():
+        for bundle in self._loader.decoded_again(epoch):
             yield from micro_batches(
                 bundle, self._plan.plan.batches.rows, self._plan.count
             )

@@ -353,7 +353,7 @@ class Staging(Generic[C_co]):
     """
 
     in_flight: int
-    decoded_again: Callable[[], Generator[Batch]] | None = None
+    decoded_again: Callable[[int], Generator[Batch]] | None = None
     notes: Sequence[str] = ()
     reader = ""
     # loaders._workers.Workers, where it has some

@@ -654,9 +654,9 @@ class Loader(Protocol):
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
 
     @property
-    def decoded_again(self) -> Callable[[], Generator[Batch]] | None:
-        """Return what yields batches without an end, which its decoder makes of files that workers have read once; None
-        where no decoder stands behind workers.
+    def decoded_again(self) -> Callable[[int], Generator[Batch]] | None:
+        """Return what yields batches of an epoch's sizes without an end, which the loader's decoder makes of files that
+        workers have read once; None where no decoder stands behind workers.
         """
 
     def stage_seconds(self, *, anew: bool = False) -> StageSeconds:

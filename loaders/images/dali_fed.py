@@ -142,11 +142,11 @@ class DaliFed(Staging[ImageColumns]):
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
 
-    def decoded_again(self) -> Generator[Batch]:
-        """Yield batches without an end: DALI decodes the first ones again and again, and no worker reads."""
+    def decoded_again(self, epoch: int) -> Generator[Batch]:
+        """Yield batches without an end: DALI decodes an epoch's first ones again and again, and no worker reads."""
         self._repeats = True
         try:
-            yield from self.batches(0, 0)
+            yield from self.batches(epoch, 0)
         finally:
             self._repeats = False
 

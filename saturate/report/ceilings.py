@@ -82,7 +82,7 @@ def measure(
         )
         without_step = alone(endless(loader, epoch))
         if loader.decoded_again:
-            without_step["decoder"] = alone(loader.decoded_again())["rate"]
+            without_step["decoder"] = alone(loader.decoded_again(epoch))["rate"]
     except Stopped:
         return None
     finally:

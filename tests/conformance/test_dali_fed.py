@@ -39,7 +39,7 @@ def test_what_was_read_is_decoded_again(small: Scene) -> None:
     with open_loader("dali-fed", small.feed(batch_size=3, image_size=32)) as loader:
         one, two, three = first(loader.batches(0, 0), 3)
         assert loader.decoded_again
-        with closing(loader.decoded_again()) as again:
+        with closing(loader.decoded_again(0)) as again:
             found = first(again, 5)
         after = first(loader.batches(0, 0), 3)
     expected = [one, two, one, two, one]
