@@ -24,7 +24,7 @@ from saturate.system import drawing
 from saturate.system.drawing import INK, RIGHT, WRONG, Tile
 from saturate.system.fonts import font, legible, line
 from saturate.tasks import _tables
-from saturate.tasks._predictions import NOTHING, Answers, spread
+from saturate.tasks._predictions import NOTHING, SURE, Answers, spread
 
 BINS = 15
 """Bins of the expected calibration error, of equal width: Guo et al. 2017, https://arxiv.org/abs/1706.04599."""
@@ -38,8 +38,6 @@ SHOWN = 8
 """Samples of a validation, spread evenly over all, and of the mistakes, that TensorBoard shows two in a row."""
 SIDE = 200
 """Pixels of the longer side of a sample's picture, at most; of a strip of frames twice as many."""
-LIKELY = 0.5
-"""Probability from which a class counts as found, where a sample has several."""
 NAMED = 100
 """Classes up to which the confusion matrix has their names."""
 MARGIN = 200
@@ -169,7 +167,7 @@ class ValidationFiles:
     ) -> list[Tile]:
         """Return the samples in these places that can be read, and below each its labels, the answer and its file.
 
-        `wanted` [n] are the labels. Of `several` the answer is all classes that are LIKELY, else the likeliest.
+        `wanted` [n] are the labels. Of `several` the answer is all classes that are SURE, else the likeliest.
         """
         tiles: list[Tile] = []
         for place in places.tolist():
@@ -183,7 +181,7 @@ class ValidationFiles:
             except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
                 continue
             shares = answers.shares[place]
-            count = int((shares >= LIKELY).sum()) if several else 1
+            count = int((shares >= SURE).sum()) if several else 1
             found = answers.classes[place, : count * answers.finite[place]].tolist()
             said = [
                 f"{share:.0%} {self._legible(at)}"
