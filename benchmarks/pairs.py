@@ -35,7 +35,7 @@ class Pairs(Runs):
     """Runs to be compared, and how many."""
 
     flags: str = "--precision fp16 --batch-size 256 --loader dali-gpu --graphs false"
-    """Of train.py: the recipe."""
+    """The recipe: flags of train.py."""
     runs: int = 10
     """Runs as they are."""
     slowed: int = 4

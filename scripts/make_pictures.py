@@ -31,7 +31,7 @@ IMAGES = ROOT / "docs" / "images"
 SAID = ROOT / "runs" / "said"
 """What each of RUNS has printed."""
 COLUMNS = 92
-"""Of a terminal."""
+"""Width of a terminal, in letters."""
 WIDEST = 1100
 """Pixels of a picture, at most."""
 WHITE = 205

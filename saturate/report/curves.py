@@ -28,7 +28,7 @@ RESULTS = "results"
 WIDTH, HEIGHT = 5.5, 3.5
 """Inches of a chart."""
 UNSAID = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-"""Of an SVG file: with them it has the day in it, and addresses of standards."""
+"""Metadata that an SVG file leaves out: the day, and addresses of standards."""
 FEW = 100
 """Points of a curve, up to which each is a dot."""
 BEST = "best"

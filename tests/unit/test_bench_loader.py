@@ -138,7 +138,7 @@ def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
 
 
 def test_a_pass_over_a_folder_without_labels(tmp_path: Path) -> None:
-    """As COCO's val2017/ and VOC's JPEGImages/ come: 20 images are two batches of 8, ours and by hand."""
+    """A folder as COCO's val2017/ and VOC's JPEGImages/: 20 images are two batches of 8, ours and by hand."""
     folder = tmp_path / "JPEGImages"
     folder.mkdir()
     for red in range(20):

@@ -103,7 +103,7 @@ MEASURED = [
 ]
 """ResNet-50 on an H200, windows of 0.4 s: five runs of one recipe of `python -m benchmarks pairs`."""
 SLOWED = [5658, 5709, 5706, 5709, 5714, 5726, 5716, 5715]
-"""The same with a kernel that takes 2.1 of 43 ms more, before the forward pass."""
+"""A run of the same recipe, whose forward pass waits for 2.1 ms of a step of 43."""
 
 
 def test_runs_that_were_measured(

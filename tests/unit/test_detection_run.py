@@ -157,7 +157,7 @@ def test_masks_and_key_points_are_drawn_where_the_network_finds_them(
 
 
 def test_truth_has_the_masks_of_the_file(columns: Columns, coco_root: Path) -> None:
-    """Of polygons and of run lengths, as pycocotools draws those of the annotation file."""
+    """Masks of polygons and of run lengths are those that pycocotools draws of the annotation file."""
     told = document(coco_root, "val2017")["annotations"]
     by_id = {one["id"]: one for one in told}
     seen = set()

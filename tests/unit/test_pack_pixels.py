@@ -52,7 +52,7 @@ def data_of(tmp_path: Path, files: dict[str, bytes]) -> Path:
 def test_what_is_stored_are_pillows_pixels(
     form: str, kind: str, tmp_path: Path
 ) -> None:
-    """As the packages of the store, of LZ4 and Pillow read them; what cannot be decoded is as it was."""
+    """Entries are what the packages of the store, of LZ4 and Pillow read; what cannot be decoded is as it was."""
     damaged = FILES["a/00-cmyk-jpeg.png"][:900]
     files = {**FILES, "a/damaged.png": damaged}
     target = packed(data_of(tmp_path, files), form, kind)

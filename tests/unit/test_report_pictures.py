@@ -48,7 +48,7 @@ def test_each_image_has_its_classes_below_it(targets: Any, said: list[str]) -> N
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_detector_has_its_boxes_in_the_pixels_that_it_gets(padded: bool) -> None:
-    """Of images of 640 px, which are shown half as large."""
+    """Images of 640 px are shown half as large."""
     boxes = [[100, 200, 300, 400], [40, 40, 600, 600]]
     targets: Any = {"offsets": [0, 1, 2], "boxes": boxes, "labels": [1, 2]}
     if padded:

@@ -130,7 +130,7 @@ def test_folders_of_images(data: Path) -> None:
 
 
 def test_a_split_is_evaluated_by_its_name(data: Path, video: Path) -> None:
-    """Of folders, of lists and of what Roboflow writes (test_coco_layouts.py); what lies beside it may be missing."""
+    """Folders and lists (test_coco_layouts.py has Roboflow's) validate on test/; what lies beside it may be missing."""
     evaluated: dict[str, Any] = {"evaluate": True, "split": "test"}
     told = r"has no test/ folder; it must be a folder with train/"
     fill(data, {f"train/{name}": JPEG + b"a" for name in THREE})

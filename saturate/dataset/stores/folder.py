@@ -105,7 +105,7 @@ class Folder(StoredSource):
 
     @contextmanager
     def opened(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
-        """Open the sample's file, which is read later than the storage gave it. Raises UserError and OSError."""
+        """Open the sample's file; --read-delay-ms is waited for behind its reads. Raises UserError and OSError."""
         with open_bytes(self.path(sample)) as file:
             number = file.fileno()
             size = os.fstat(number).st_size
