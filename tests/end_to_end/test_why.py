@@ -274,8 +274,9 @@ def test_an_epoch_is_as_long_as_the_programs_own(
     program = tmp_path / "epochs.py"
     program.write_text(OF_EPOCHS)
     words = map(str, (program, workers, persistent, leaves))
+    found = tmp_path / "found.json"
     ended = subprocess.run(
-        [*WHY, "--seconds", "0.2", "--", *words],
+        [*WHY, "--seconds", "0.2", "--json", str(found), "--", *words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -285,6 +286,9 @@ def test_an_epoch_is_as_long_as_the_programs_own(
     assert ended.returncode == 0, ended.stderr
     lines = [line for line in ended.stdout.splitlines() if line.startswith("batches ")]
     assert len(lines) > 3 and {*lines} == {f"batches {leaves or 40}"}
+    # docs/why.md: a step takes a fraction of a millisecond, and would have a thousand of them
+    (rank,) = json.loads(found.read_text())["ranks"]
+    assert all(window["batches"] <= 256 for window in rank["windows"]["replay"])
 
 
 STATISTICS = """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from saturate.why import batches, hooks, phases, undo
+from saturate.why import batches, hooks, launch, phases, undo, watch
 
 t = torch.zeros
 BATCHES: dict[str, tuple[Any, int]] = {
@@ -105,3 +105,49 @@ def test_what_cannot_be_measured_goes_on_only_if_it_is_as_it_was(
         assert run.take(iter("ab"), loader, lambda: "a") == "a"
     told = (tmp_path / hooks.UNMEASURED).read_text()
     assert told == "one rank has no loader"
+
+
+def test_arrays_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two epochs of a list of arrays, each with a mark of its own, by which an epoch that is left early is seen."""
+    seen = []
+
+    class Run:
+        def take(self, given: Any, loader: Any, pull: Any) -> Any:
+            seen.append((loader is content, given._saturate_epoch))
+            return pull()
+
+    content = [np.zeros(2), np.ones(2)]
+    monkeypatch.setattr(hooks, "run", Run())
+    loader = watch(content)
+    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    assert epochs == [[[0, 0], [1, 1]]] * 2
+    # the third of each is asked for, and is not there
+    assert [own for own, _ in seen] == [True] * 6
+    marks = [mark for _, mark in seen]
+    assert len({*marks[:3]}) == len({*marks[3:]}) == 1 and marks[0] is not marks[3]
+
+
+def test_files_that_are_gone_are_told_of_a_program_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "ran", lambda *_: 7)
+    for undone in (0, 3):
+        monkeypatch.setattr(undo, "back", lambda _, count=undone: count)
+        assert launch.main(["--", "program.py"]) == 7
+        said = capsys.readouterr().err
+        assert ("not kept: 3 files that it saved" in said) == bool(undone)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--seconds 0", "--seconds 0: a window takes time"),
+        ("--json nowhere/found.json", "--json nowhere/found.json: there is no such"),
+    ],
+)
+def test_mistakes_are_told_before_a_program_begins(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.main([*words.split(), "--", "program.py"])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
