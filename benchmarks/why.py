@@ -62,13 +62,14 @@ CAUSES = {
     "pictures": Cause("pictures=8 workers=1 size=32", "most of it is loop|loop, "),
     "slow rank": Cause("slow_rank_ms=20 step_ms=100 workers=1", "rank 1", ranks=2),
     "cores shared": Cause("step_ms=50", "[Oo]ther programs take", beside=4),
+    "none": Cause("step_ms=150", "the step, which has its data"),
     "pageable copies": Cause(f"{BIG} pin=0", "pin_memory", "pin_memory", f"{BIG} pin=1", gpu=True),
     "item": Cause("arch=resnet18 size=64 batch=64 memory=1 item=4", r"why_loop.py:\d+ 4 x", gpu=True),
     "tiny batches": Cause("arch=resnet50 size=64 batch=4 memory=1", "launch", gpu=True),
     "fp32": Cause(f"{BIG} amp=0", "autocast", gpu=True),
     "no channels_last": Cause(f"{BIG} channels_last=0", "channels_last", gpu=True),
     "few workers": Cause("arch=resnet50 size=224 workers=1", "num_workers", "num_workers=4$", "workers=4", gpu=True),
-    "GPU shared": Cause(BIG, "another process|shared", gpu=True, beside=1),
+    "GPU shared": Cause(BIG, "Another process uses this GPU", gpu=True, beside=1),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ alone.
       phases.py             its own rate | the step alone | the loader alone, in turns -> one file a rank
         batches.py          what is seen of batches and loaders
         step.py             what the time of a step goes to
+        trials.py           changes of it that are made for a while
                                                                           verdict.py  file -> table
 
 What is changed in their process is what `hooks.py` lists, and for some steps what `step.py` times them by. What they

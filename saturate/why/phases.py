@@ -34,7 +34,7 @@ import torch
 
 from saturate.system import neighbours
 from saturate.system.resources import cores
-from saturate.why import decoders, hooks, restore, step, undo
+from saturate.why import decoders, hooks, restore, step, trials, undo
 from saturate.why.batches import (
     KeptBatch,
     is_endless,
@@ -57,6 +57,8 @@ BATCHES_WITHOUT_STEP = 64
 """Batches without any step of an optimiser, after which batches alone are counted."""
 BATCHES_OF_REPLAY = 256
 """Most batches of a window in which the step gets batches again: the program's epochs and validations go on."""
+MOST_OF_A_TRIAL = 32
+"""Most steps of a block in which a change is tried, or nothing."""
 BATCHES_OF_VALIDATION = 2
 """Batches of another loader in a row by which it is a validation's, and not one that feeds the step, too."""
 COUNTED = ("samples", "batches", "epochs", "epochs_s", "wait", "pause", "gap")
@@ -65,6 +67,12 @@ batches, of validations, and of the begin of epochs.
 """
 NEXT, KEEP, END = object(), object(), object()
 """In place of a batch: the loader's next one, the same that is to be given again, and the end of an epoch."""
+
+
+def say(what: str) -> None:
+    """Tell the user, once for all ranks, what happens to the program."""
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"saturate why: {what}", file=sys.stderr, flush=True)
 
 
 class NotMeasured(Exception):
@@ -103,6 +111,10 @@ class Run:
     _last_loader: Any = None
     _steps = 0
     _other_batches = 0  # batches of other loaders since the last one of this
+    _steps_of_several = (
+        0  # its last batches, one behind another, that had others before them
+    )
+    _pulls = False  # its next batch, in which other loaders may have a part
     # of what it is put through
     _decision: Any = None  # what it gets next, where that is decided
     _iterator: Any = None  # that has been asked for a batch
@@ -151,7 +163,7 @@ class Run:
 
     def take(self, batches: Any, loader: Any, pull: Callable[[], Any]) -> Any:
         """Return the batch that the program gets where it asks `loader` for the next one, which is pull()."""
-        if self._drains or batches is self._epoch.other_iterator:
+        if self._drains or self._pulls or batches is self._epoch.other_iterator:
             return pull()
         if self._loader is None:
             return self._of_any(loader, pull)
@@ -165,6 +177,9 @@ class Run:
         if loader is not self._loader:
             self._other_batches += 1
             return pull()
+        self._steps_of_several += 1
+        if not self._other_batches:
+            self._steps_of_several = 0
         self._end_pause()
         begun = getattr(batches, "_saturate_epoch", None)
         if self._epoch.begun not in (None, begun) and self._epoch.gap_since is None:
@@ -260,11 +275,14 @@ class Run:
         """Return the loader's next batch, of its next epoch where a drain has taken some of the program's."""
         epoch = self._epoch
         begun = epoch.other_iterator
+        self._pulls = True
         try:
             return pull() if begun is None else next(begun)
         except StopIteration:
             if not epoch.iterator_is_behind or epoch.given >= length_of(self._loader):
                 raise
+        finally:
+            self._pulls = False
         following = self._next_epoch()
         if begun is not None or following is not self._iterator_of_loader():
             epoch.other_iterator = following
@@ -282,6 +300,8 @@ class Run:
         hooks.run = None
         # what has trained on batches again, and was not put back, would lose all that it saves from now on
         if self._journal is None or self._journal.is_over:
+            if self.refused:
+                say(f"not measured: {self.refused}; the program goes on")
             return pull()
         _was_measured = True
         hooks.around(
@@ -310,6 +330,11 @@ class Run:
             raise NotMeasured(
                 "nobody can see how many samples a batch has: --samples N"
             )
+        if self._steps_of_several >= PROBE_BATCHES:
+            raise NotMeasured(
+                "each step takes batches of several loaders, of which one alone can be held"
+            )
+        say(f"measuring, in {3 * TURNS} windows of about {self.window_s:g} s")
         before, others = None, neighbours.cpu_time(self.launcher)
         for turn in range(TURNS):
             yield from self._measured("own", itertools.repeat(NEXT))
@@ -325,12 +350,11 @@ class Run:
             if turn == 0:
                 self.facts |= yield from step.split(again)
                 replay = self.windows["replay"][0]
+                step_s = replay["seconds"] / replay["batches"]
                 self.facts |= step.conditions(self._optimizers, self.autocast)
+                settings = self.facts["settings"]
                 self.facts |= yield from step.on_device(
-                    again,
-                    self.facts["settings"],
-                    replay["seconds"] / replay["batches"],
-                    self.launcher,
+                    again, settings, step_s, self.launcher
                 )
             begun = self._epoch.other_iterator
             self._drain("drain", self._iterator if begun is None else begun)
@@ -339,8 +363,17 @@ class Run:
         if cores() == len(os.sched_getaffinity(0)):
             now = neighbours.cpu_time(self.launcher)
             self.facts["other_cores"] = neighbours.cores_taken(others, now)
+        self.facts["epoch"] = {
+            "batches": length_of(self._loader),
+            "gap_s": self._gap_s(),
+        }
+        by_pillow = "decode Pillow" in self._busy.wall
+        self.facts["decoders"] = decoders.measured(sorted(self._busy.files), by_pillow)
+        self.facts["busy"] = vars(self._busy)
         self._write()
-        if before is not None and self._journal is not None:
+        if before is None:
+            yield from self._tries(again, step_s)
+        elif self._journal is not None:
             before.put_back()
             self._journal.is_over = True
             self._gathered("")
@@ -349,6 +382,16 @@ class Run:
                 (self.folder / "undone").mkdir()
                 undo.back(self.folder)
             self._gathered("")
+
+    def _tries(self, again: Iterator[KeptBatch], step_s: float) -> Iterator[Any]:
+        """Yield batches for steps with each of the changes that can be tried, and write what these give."""
+        step_s = max(map(float, self._gathered(repr(step_s))))
+        steps = min(math.ceil(self.window_s / step_s / trials.BLOCKS), MOST_OF_A_TRIAL)
+        gains = self.facts["gains"] = {}
+        for name, trial in trials.that_apply(self.facts).items():
+            say(f"trying {name}; a program that cannot have it ends with an error here")
+            gains[name] = yield from trials.gains(again, trial, self._optimizers, steps)
+            self._write()
 
     def _measured(self, name: str, actions: Iterator[Any]) -> Iterator[Any]:
         """Yield actions for a window of about `window_s`, behind as many as show how long they take."""
@@ -475,14 +518,6 @@ class Run:
 
     def _write(self) -> None:
         """Write what all ranks have measured."""
-        self.facts["epoch"] = {
-            "batches": length_of(self._loader),
-            "gap_s": self._gap_s(),
-        }
-        busy = self._busy
-        by_pillow = "decode Pillow" in busy.wall
-        self.facts["decoders"] = decoders.measured(sorted(busy.files), by_pillow)
-        self.facts["busy"] = vars(busy)
         own = json.dumps(self.facts, default=list)
         # the same on every host: each has a rank that waits for it
         ranks = [json.loads(each) for each in self._gathered(own)]

@@ -112,8 +112,6 @@ class Program:
             return iter(loader)
         if loop == "ahead":  # as accelerate does
             return self.ahead(loader)
-        if loop == "two":  # labelled and unlabelled
-            return (one for one, _ in zip(loader, loader_of(self.asked), strict=True))
         return loader
 
     def ahead(self, loader: Any) -> Any:

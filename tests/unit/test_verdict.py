@@ -261,3 +261,25 @@ def test_without_an_optimizer_batches_are_counted() -> None:
     one = rank([window(100, steps=0)] * 3, 200, 300, **IDLE)
     assert "no step of an optimiser was seen" in table(verdict.of([one]))
     assert "no step" not in table(verdict.of([loads()]))
+
+
+def test_what_was_tried_is_told_with_what_it_gave() -> None:
+    """100 samples/s, the step's own rate, times 1.6; below the loader's 1,000 samples/s."""
+    one = rank([window(100)] * 3, 100, 1000, **IDLE)
+    one["hardware"] = {"gpu": "H200", "cores": 64}
+    left = "not measured torch.autocast, channels_last, torch.compile"
+    assert left in table(verdict.of([one]))
+    slower = {"gains": {"channels_last": [1.5, 1.6, 1.8], "torch.autocast": [1.7, 1.9, 2]}}  # fmt: skip
+    other = {"gains": {"channels_last": [1.6, 1.7, 1.9], "torch.autocast": [0.8, 0.9, 1]}}  # fmt: skip
+    found = verdict.of([one | slower, one | other])
+    gain = change(found, "channels_last")
+    # two ranks make 200 samples/s, and the step of both is that of the slower one
+    assert gain["rate"] == pytest.approx(320)
+    # 1.5 and 1.8 times as fast, less and more by the 5 % of each prediction
+    assert gain["low"] == pytest.approx(285) and gain["high"] == pytest.approx(378)
+    told = table(found)
+    assert "change first channels_last: 320 samples/s are predicted, +60%" in told
+    # it was tried, and is slower
+    assert "torch.autocast" not in told
+    left = told.partition("not measured")[2].partition("change first")[0]
+    assert "channels_last" not in left
