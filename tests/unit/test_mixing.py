@@ -58,6 +58,29 @@ def test_golden_shares() -> None:
     assert drawn == pytest.approx([0.934029611, 0.11962258, 0.7401851, 0.277279378])
 
 
+def test_a_cut_has_the_area_of_the_others_share() -> None:
+    """Half of the other on average, since Beta(1, 1) is uniform; what the edges cut off counts for the own.
+
+    A box of sides r * 400 and r * 200, r = (1 - share) ** 0.5, whose centre is anywhere: the own share is one less
+    the part of the area that is inside. With r = s**0.5, s uniform, its mean is E[(r - r**2 / 4)**2] = E[s - s**1.5 / 2
+    + s**2 / 16] = 1/2 - 1/5 + 1/48.
+    """
+    policy = Mixing(cutmix=1.0)
+    inside = 0
+    others = []
+    for key in KEYS[:4000].tolist():
+        own, _, (x0, y0, x1, y1) = policy._drawn(key, (400, 200))
+        assert 0 <= x0 <= x1 <= 200 and 0 <= y0 <= y1 <= 400
+        others.append(1 - own)
+        assert own == pytest.approx(1 - (x1 - x0) * (y1 - y0) / (200 * 400))
+        if x0 > 0 and x1 < 200 and y0 > 0 and y1 < 400:
+            inside += 1
+            side = (1 - beta(key, 1.0)) ** 0.5
+            assert abs(x1 - x0 - side * 200) < 2.5 and abs(y1 - y0 - side * 400) < 2.5
+    assert inside > 100
+    assert float(np.mean(others)) == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.01)
+
+
 def test_partners_are_cyclic_and_what_is_not_valid_mixes_with_nobody() -> None:
     shifts = set()
     for key in KEYS[:200]:

@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from saturate.dataset.pairs.columns import Pairs
 from saturate.dataset.pairs.scan import open_pairs
+from saturate.plan.patches import PatchPolicy
 from tests.conformance import sources
 from tests.unit.folders import refused
 from tests.unit.superres_files import opened, write, write_small
@@ -25,6 +27,21 @@ def names(columns: Any, source: Any) -> list[str]:
 def listed(data: Path, split: str, **how: Any) -> list[str]:
     found = opened(data, split, **how)
     return names(found.columns, found.source)
+
+
+def test_patches_lie_anywhere_where_whole_small_pixels_do() -> None:
+    """Of 13 x 8 pixels at scale 2 the last column is of no small pixel: patches of 8 x 8 begin at x = 0, 2 and 4."""
+    policy = PatchPolicy(scale=2, patch=8)
+    count = 300
+    wide, tall = np.full(count, 13), np.full(count, 8)
+    found = policy.frame(3, 0, np.arange(count), tall, wide)
+    corners = found["regions"][:, :2] + found["windows"][:, :2]
+    assert {tuple(one) for one in corners.tolist()} == {(0, 0), (2, 0), (4, 0)}
+    each = np.bincount(corners[:, 0].astype(int) // 2) / count
+    assert each == pytest.approx([1 / 3] * 3, abs=0.1)
+    assert found["sizes"].tolist() == [[4, 4]] * count
+    # two small pixels to either side, where there are so many
+    assert found["regions"].min(0).tolist() == [0, 0, 12, 8]
 
 
 KINDS = [

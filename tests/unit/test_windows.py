@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from saturate.plan.draws import Purpose, uniforms
 from saturate.plan.windows import (
     SUPPORT,
     UNIFORMS,
+    placed,
     random_resized,
     resize_then_center,
 )
@@ -43,6 +45,44 @@ def test_the_fallback_is_torchvisions(height: int, width: int) -> None:
         torch.empty(1).expand(3, height, width), [1e6, 1e6], list(RATIO)
     )
     assert ours == [left, top, left + w, top + h]
+
+
+@given(
+    st.tuples(*[st.integers(0, 60)] * 4, *[st.integers(1, 90)] * 4), st.integers(1, 40)
+)
+def test_the_place_of_an_image_in_a_crop(drawn: tuple[int, ...], size: int) -> None:
+    """Pixel j of an axis shows the field from j to j + 1 times extent / size: it is of the image if all of that is."""
+    x, y, x0, y0, wide, tall, w, h = drawn
+    image = np.array([[x, y, x + wide, y + tall]])
+    crop = np.array([[x0, y0, x0 + w, y0 + h]])
+    low, high = np.maximum(image, crop)[0, :2], np.minimum(image, crop)[0, 2:]
+    if (high <= low).any():
+        return  # nothing of the image is in it
+    (region,), (window,), (place,) = placed(image, crop, size)
+    assert region.tolist() == [*(low - (x, y)), *(high - (x, y))]
+    for axis, (begin, extent) in enumerate(((x0, w), (y0, h))):
+        shows = [
+            (
+                begin + Fraction(j * extent, size),
+                begin + Fraction((j + 1) * extent, size),
+            )
+            for j in range(size)
+        ]
+        whole = [
+            j for j, (a, b) in enumerate(shows) if low[axis] <= a and b <= high[axis]
+        ]
+        first, last = place[axis], place[axis + 2]
+        if whole:
+            assert [first, last] == [whole[0], whole[-1] + 1]
+            assert window[axis] == pytest.approx(float(shows[first][0] - low[axis]))
+            assert window[axis + 2] == pytest.approx(
+                float(shows[last - 1][1] - low[axis])
+            )
+        else:
+            # less than a pixel is left: one shows all of it
+            assert last == first + 1
+            assert [window[axis], window[axis + 2]] == [0, high[axis] - low[axis]]
+            assert shows[first][0] <= low[axis] < shows[first][1]
 
 
 SHAPES = [
