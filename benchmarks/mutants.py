@@ -5,7 +5,7 @@ them makes.
 
 The tests of a file are those that name its module, and those of ALSO, the quick ones first, as many as fit into half
 of LIMIT_S. A row each goes to mutants.jsonl, and the same command goes on from there; a mutant whose line has changed
-is tried anew. `--alive` tries those again that were alive, by their tests or by all. What runs at import stays as it is.
+is tried anew. `--alive` tries those again that were alive, by their tests or by all. What runs at import stays.
 """
 
 from __future__ import annotations
