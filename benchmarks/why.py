@@ -66,10 +66,10 @@ CAUSES = {
     "pageable copies": Cause(f"{BIG} pin=0", "pin_memory", "pin_memory", f"{BIG} pin=1", gpu=True),
     "item": Cause("arch=resnet18 size=64 batch=64 memory=1 item=4", r"why_loop.py:\d+ 4 x", gpu=True),
     "tiny batches": Cause("arch=resnet50 size=64 batch=4 memory=1", "launch", gpu=True),
-    "fp32": Cause(f"{BIG} amp=0", "autocast", "autocast", f"{BIG} amp=1", gpu=True),
-    "no channels_last": Cause(f"{BIG} channels_last=0", "channels_last", "channels_last", f"{BIG} channels_last=1", gpu=True),
+    "fp32": Cause(f"{BIG} amp=0", "autocast", "autocast", "amp=1", gpu=True),
+    "no channels_last": Cause(f"{BIG} channels_last=0", "channels_last", "channels_last", "channels_last=1", gpu=True),
     "few workers": Cause("arch=resnet50 size=224 workers=1", "num_workers", "num_workers=4$", "workers=4", gpu=True),
-    "GPU shared": Cause(BIG, "Another process uses this GPU", "this GPU alone", BIG, gpu=True, beside=1),
+    "GPU shared": Cause(BIG, "Another process uses this GPU", "this GPU alone", "pin=1", gpu=True, beside=1),
 }  # fmt: skip
 
 
