@@ -305,7 +305,11 @@ def test_other_networks_are_layered_by_their_blocks(arch: str, layers: str) -> N
         assert found[name]["lr_scale"] == 0.5 ** (int(last) - int(layer))
 
 
-OF_TIMM: dict[Any, Any] = {
+APART = {"apex-sgd", "apex-lamb"}
+"""Optimisers that need a package and a GPU: test_apex_is_called_as_it_wants."""
+LIBRARYS: dict[Any, Any] = {
+    "sgd": partial(torch.optim.SGD, momentum=0.8),
+    "adamw": torch.optim.AdamW,
     "lamb": partial(timm.optim.Lamb, max_grad_norm=1.0),
     "lars": partial(timm.optim.Lars, momentum=0.8),
     "lion": timm.optim.Lion,
@@ -313,9 +317,10 @@ OF_TIMM: dict[Any, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_TIMM)
-def test_optimisers_are_timms(name: Any) -> None:
-    """Steps with the same gradients give the weights of the library's own optimiser."""
+@pytest.mark.parametrize("name", sorted({*optimizers.OPTIMIZERS} - APART))
+def test_optimisers_are_those_of_libraries(name: Any) -> None:
+    """Steps with the same gradients give the weights of torch's or timm's own optimiser."""
+    assert name in LIBRARYS, f"--optimizer {name} has no case in LIBRARYS"
     ours, wanted = Net(), Net()
     settings = Optimisation(
         optimizer=name, lr=0.01, momentum=0.8, nesterov=False, weight_decay=0.1
@@ -328,7 +333,7 @@ def test_optimisers_are_timms(name: Any) -> None:
         {"params": p, "weight_decay": d}
         for p, d in zip(parted, (0.1, 0.0), strict=True)
     ]
-    other = OF_TIMM[name](groups, lr=0.01)
+    other = LIBRARYS[name](groups, lr=0.01)
     for step in range(3):
         torch.manual_seed(step)
         for a, b in zip(ours.parameters(), wanted.parameters(), strict=True):
