@@ -180,8 +180,10 @@ def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[lis
         if row is None:
             return None, LEFT_OUT, ""
         known = value(row, figure)
-        if row["status"] != "ok" or known is None:
+        if row["status"] != "ok":
             return None, f"not measured: {said_of(row)}", ""
+        if known is None:
+            return None, "not measured: it has no such figure here", ""
         its = row["spread"].get(figure)
         ends = [_digits(its[end] / unit) for end in ("min", "max")] if its else []
         return known / unit, _digits(known / unit), " to ".join(ends)

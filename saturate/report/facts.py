@@ -238,6 +238,20 @@ def _stopped(stop: Mapping[str, int], _: Summary) -> str:
     return f"after epoch {stop['epoch']}: {worse} no better than epoch {best}'s (--patience)"
 
 
+def spent(of: Mapping[str, Any]) -> str:
+    """Say what a run, or a part of it, takes: time, kWh and dollars, as far as they are known."""
+    kwh, dollars = of["kwh"], of["dollars"]
+    parts = [duration(of["duration_s"])]
+    parts += [] if kwh is None else [f"{kwh:.3g} kWh"]
+    parts += [] if dollars is None else [f"${number(dollars)} of GPUs"]
+    return ", ".join(parts)
+
+
+def reached(what: Mapping[str, Any], _: Summary) -> str:
+    """Say what was reached by --until, and what it took."""
+    return f"{what['figure']} after epoch {what['epoch']}, {spent(what)}"
+
+
 def _dropped(dropped: int, values: Summary) -> str:
     """Say how many samples were the tails of epochs, too few for a step."""
     if not dropped:
@@ -336,6 +350,16 @@ FACTS = (
     Fact("samples", "trained on"),
     Fact(
         "early_stop", "when --patience ended it", line=Line("stopped early", _stopped)
+    ),
+    Fact(
+        "reached",
+        "when a validation had the figure of --until, and what it took until then",
+        line=Line("reached", reached),
+    ),
+    Fact(
+        "forecast",
+        "what was predicted of the whole run's time, kWh and dollars behind its first epoch; behind its first "
+        "validation, where `validations`",
     ),
     # -- the learning
     Fact(
@@ -497,7 +521,11 @@ FACTS = (
         "those of ten times the median's pixels: share of files and pixels",
         line=Line("large files", LIKE_OTHERS.line),
     ),
-    Fact("energy", "of all GPUs; `run_kwh` since the begin", over_ranks=_energy),
+    Fact(
+        "energy",
+        "of all GPUs; `run_kwh` of all parts of the run, as `duration_s`",
+        over_ranks=_energy,
+    ),
     Fact(
         "energy.joules_a_sample",
         "power by rate",

@@ -44,7 +44,7 @@ from saturate.engine.checkpoint import (  # noqa: E402
 from saturate.engine.failures import Failures  # noqa: E402
 from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
-from saturate.engine.validation import Validation  # noqa: E402
+from saturate.engine.validation import Target, Validation  # noqa: E402
 from saturate.loaders import first_batches, open_loader  # noqa: E402
 from saturate.models import Unusable  # noqa: E402
 from saturate.plan import draws  # noqa: E402
@@ -69,6 +69,7 @@ from saturate.system.timeline import Timeline  # noqa: E402
 from saturate.system.triton_kernels import hash_ahead  # noqa: E402
 from saturate.tasks import COMPARED, tables  # noqa: E402
 from saturate.tasks.initial_state import Start  # noqa: E402
+from saturate.tasks.kind import TaskKind  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
@@ -428,6 +429,8 @@ def training_of(
         failures=failures["val"],
         report=reporter,
         of_average=settings.start.of_average,
+        tta=config.run.tta,
+        target=target_of(config.optimisation.until, kind),
     )
     return Training(
         world=chosen.step.world,
@@ -446,6 +449,14 @@ def training_of(
         profiler_step=profiler_step,
         progress=progress,
     )
+
+
+def target_of(until: str | None, kind: TaskKind) -> Target | None:
+    """Return what --until asks for, which tasks.kind_of has checked."""
+    if until is None:
+        return None
+    name = until.partition("=")[0]
+    return Target(until, next(one for one in kind.figures if one.name == name))
 
 
 def fetched(run: Run, stack: ExitStack) -> Mirror | None:

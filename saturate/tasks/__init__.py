@@ -50,6 +50,9 @@ def kind_of(config: Config) -> TaskKind:
     groups = {field.name: getattr(config, field.name) for field in fields(kind)}
     kind = replace(kind, **groups).variant
     require_read(config, kind)
+    if until := config.optimisation.until:
+        titled = [figure.name for figure in kind.figures if figure.title]
+        one_of("--until", until.partition("=")[0], titled)
     return kind
 
 

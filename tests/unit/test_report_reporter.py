@@ -313,3 +313,82 @@ def test_what_was_refused_and_why() -> None:
     lines = dict(rows({"clips": clips}, KIND))
     assert lines["frames"] == "40 frame/s   (1.50 decoded for each)"
     assert lines["fallback"].startswith("10 clips by pyav instead (6 h264 in ts; 4 h26")
+
+
+# --- minutes and dollars ------------------------------------------------------------------------------------------
+
+
+class Simulated:
+    """A run of 16 epochs as FFCV's, whose images grow, on a clock of its own: what it tells after its first
+    epoch, and what it then takes.
+    """
+
+    STEPS, SAMPLES, SIZES = 100, 25_600, [160] * 12 + [176] + [192] * 3
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        about: dict[str, Any] = {
+            "epoch_samples": self.SAMPLES,
+            "settings": {"gpu_price": 3.0},
+        }
+        self.told = Told(folder, **about)
+        reporter, world = self.told.reporter, self.told.world
+        clock = self.clock = lambda: self.now
+        reporter._meter = self.meter = Meter(
+            world, min_window_s=2.0, synchronise=lambda: None, clock=clock
+        )
+        monkeypatch.setattr(reporter._timeline, "passed_s", clock)
+        monkeypatch.setattr(reporter, "_joules", lambda: 500 * self.now)
+
+    def epoch(self, side: int, epoch: int) -> None:
+        self.meter.resume(epoch)
+        for step in range(self.STEPS):
+            # the first steps of an epoch wait for the loader
+            self.now += 0.1 * (side / 160) ** 2 * (1.5 if step < 3 else 1)
+            self.meter.add(self.SAMPLES // self.STEPS)
+            if self.meter.due():
+                self.meter.point()
+        self.meter.pause()
+        with self.meter.pause_for("validation"):
+            self.now += 3.0
+        self.told.reporter.validated(RESULT, step=1, epoch=epoch)
+        with self.meter.pause_for("checkpoint"):
+            self.now += 0.7
+
+    def run(self) -> None:
+        self.now = 12.0  # the start
+        for epoch, side in enumerate(self.SIZES):
+            if epoch == 1:
+                rest = sum((later / 160) ** 2 for later in self.SIZES[1:])
+                self.told.reporter.forecast(rest, done=1, left=15, validations=15)
+            self.epoch(side, epoch)
+
+
+def test_a_run_tells_after_its_first_epoch_what_all_of_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Simulated(tmp_path, monkeypatch)
+    run.run()
+    told = run.told.finish()["forecast"]
+    run.told.reporter.close()
+    assert told["duration_s"] == pytest.approx(run.now, rel=0.03)
+    assert told["kwh"] == pytest.approx(500 * run.now / 3.6e6, rel=0.03)
+    assert told["dollars"] == pytest.approx(3 * run.now / 3600, rel=0.03)
+    (line,) = (
+        line
+        for line in run.told.stream.getvalue().splitlines()
+        if line.startswith("the run ends ")
+    )
+    assert " kWh, $" in line and line.endswith(" of GPUs in all")
+
+
+def test_what_a_figure_has_taken_is_told(tmp_path: Path) -> None:
+    told = Told(tmp_path, settings={"gpu_price": 3600.0})
+    told.reporter.reached("top1=0.5", 4)
+    summary = told.finish()
+    told.reporter.close()
+    reached = summary["reached"]
+    assert (reached["figure"], reached["epoch"]) == ("top1=0.5", 5)
+    assert reached["dollars"] == pytest.approx(reached["duration_s"])
+    assert 0 < reached["duration_s"] <= summary["duration_s"]
+    assert "reached top1=0.5 after epoch 5, " in told.stream.getvalue()
