@@ -27,7 +27,7 @@ def explained(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if (reason := _lack(error)) is None:
+        if (reason := lack(error)) is None:
             raise
         remedy = "a smaller one, with --accumulate to keep the step's size"
         raise UserError(
@@ -41,7 +41,7 @@ def validating(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if (reason := _lack(error)) is None:
+        if (reason := lack(error)) is None:
             raise
         remedy = "a smaller --val-batch-size needs less"
         raise UserError(
@@ -49,7 +49,7 @@ def validating(batch_size: int) -> Iterator[None]:
         ) from None
 
 
-def _lack(error: BaseException) -> str | None:
+def lack(error: BaseException) -> str | None:
     """Say which memory ran out; None where the error is about something else."""
     if isinstance(error, torch.OutOfMemoryError):
         return str(error).split(".")[0]

@@ -23,7 +23,7 @@ from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # 
 # The import above must come first: it sets OpenMP's variables, which torch reads when it loads.
 import torch  # noqa: E402
 
-from saturate.contracts import Loader  # noqa: E402
+from saturate.contracts import Loader, UserError  # noqa: E402
 from saturate.dataset.images.columns import slow_to_decode  # noqa: E402
 from saturate.dataset.open import cache_folder, fewest  # noqa: E402
 from saturate.dataset.stores.mirror import Mirror, mirrored  # noqa: E402
@@ -57,7 +57,7 @@ from saturate.report.profile import profiler  # noqa: E402
 from saturate.report.reporter import Reporter  # noqa: E402
 from saturate.report.sinks import require_trackers  # noqa: E402
 from saturate.report.summary import describe, left_out, rejected  # noqa: E402
-from saturate.run import build  # noqa: E402
+from saturate.run import batch_size, build  # noqa: E402
 from saturate.run.build import Assembly, Resolved  # noqa: E402
 from saturate.run.predict import predict  # noqa: E402
 from saturate.settings import config as schema  # noqa: E402
@@ -157,17 +157,28 @@ def train(
     """Train, or evaluate, and return the exit code. Raises UserError, Unusable and NotFinite."""
     run = start.config.run
     settings = build.resolve(start, world)
+    if start.config.loading.batch_size == "auto" and world.device.type != "cuda":
+        raise UserError(
+            "--batch-size auto measures a GPU's memory, and no GPU is here; name a number"
+        )
     require_trackers(run.log)
     output = world.first(lambda: folder_of(settings, resume))
     with ExitStack() as stack:
         claim(output, resume, world, stack)
-        trained = start.trained_on(resume.of_data(world))
+        checkpoint = resume.of_data(world)
+        trained = start.trained_on(checkpoint)
         settings, splits = build.open_data(settings, world, console, trained)
         TIMELINE.mark("data")
         # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
         # Must precede Phases(): it records events on the current stream.
         stack.enter_context(world.own_stream())
+        if start.config.loading.batch_size == "auto":
+            before = checkpoint.get("config", {}).get("batch_size")
+            settings = batch_size.sized(
+                settings, splits, world, console, before, step_of
+            )
+            TIMELINE.mark("batch size")
         assembly = build.build(settings, splits, world, console, resume=resume)
         # cuDNN's search begins anew with each shape
         torch.backends.cudnn.benchmark = not assembly.plan.batches.varies
