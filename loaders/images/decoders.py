@@ -48,9 +48,9 @@ def plain_jpeg(columns: ImageColumns, ids: Array) -> Array:
     return plain
 
 
-def pillow_rgb(data: bytes) -> Image.Image:
+def pillow_rgb(data: bytes, least: tuple[int, int] | None = None) -> Image.Image:
     """Return a whole file as RGB of 8 bits, its pixels as they are stored. Raises what Pillow raises, and
-    Rejected.
+    Rejected. Where `least` is given, a width and a height, a JPEG may come smaller, but not below it.
 
     Grey of more bits keeps its high ones, as Pillow and torchvision take colours of 16 bits; Pillow's own
     conversion would clip it, which makes nearly all of it white.
@@ -67,6 +67,8 @@ def pillow_rgb(data: bytes) -> Image.Image:
             size = header.width, header.height
             if image.size != size:
                 raise Undecodable(f"an image of {image.size}, its header says {size}")
+            if least:
+                image.draft(image.mode, least)
             image.load()
             if header.format == PNG:
                 _require_checked(data)

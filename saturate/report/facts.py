@@ -19,6 +19,7 @@ from saturate.report.advice import (
     GPU_ALONE,
     IDLE,
     LIKE_OTHERS,
+    SMALLER,
     Summary,
     advice,
     look_up,
@@ -515,6 +516,11 @@ FACTS = (
         BASELINE.key,
         "share of the training images that are progressive JPEGs",
         line=Line("files", BASELINE.line),
+    ),
+    Fact(
+        SMALLER.key,
+        "share of the training images' pixels beyond a longer side of 640",
+        line=Line("photographs", SMALLER.line),
     ),
     Fact(
         LIKE_OTHERS.key,
