@@ -17,7 +17,7 @@ from PIL import Image
 
 from saturate.contracts import Array, ImageColumns, UserError
 from saturate.dataset.images.columns import FORMATS
-from saturate.dataset.images.headers import parse
+from saturate.dataset.images.headers import opened, parse
 from saturate.dataset.images.pixels import stored_pixels
 from saturate.loaders import Undecodable
 from saturate.plan.geometry import turned_pixels
@@ -61,7 +61,7 @@ def pillow_rgb(data: bytes, least: tuple[int, int] | None = None) -> Image.Image
     with warnings.catch_warnings():
         # a damaged EXIF block is no business of the pixels
         warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(data) as image:
             header = parse(data, len(data))
             # the scan has bounded those of the header alone
             size = header.width, header.height

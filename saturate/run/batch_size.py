@@ -34,17 +34,29 @@ STEPS = 3
 """Steps of a trial, and batches of its validation."""
 
 
+def require_gpu(settings: Resolved) -> None:
+    """Raise UserError for --batch-size auto without a GPU."""
+    asked = settings.config.loading.batch_size
+    if asked == "auto" and settings.device.type != "cuda":
+        raise UserError(
+            "--batch-size auto measures a GPU's memory, and no GPU is here; name a number"
+        )
+
+
 def sized(
     settings: Resolved,
     splits: Splits,
     world: ProcessWorld,
     console: Console,
+    *,
     before: object,
     make_step: Callable[[Assembly, ProcessWorld], Step],
 ) -> Resolved:
     """Return the settings with a number for --batch-size auto: that of the checkpoint (`before`), else one that rank
     0 finds. Every rank calls it. Raises UserError.
     """
+    if settings.config.loading.batch_size != "auto":
+        return settings
     optimisation = settings.config.optimisation
     samples = len(splits["train"].columns)
     share = min(optimisation.global_batch_size or samples, samples) // world.size

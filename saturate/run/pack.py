@@ -27,6 +27,7 @@ from PIL import Image
 
 from saturate.contracts import Source, Split, UserError, counted
 from saturate.dataset.images.columns import TRANSPOSE, Images
+from saturate.dataset.images.headers import opened
 from saturate.dataset.images.pixels import stored
 from saturate.dataset.open import open_splits
 from saturate.dataset.stores import source_named
@@ -139,7 +140,7 @@ def smaller(columns: Images, sample: int, content: bytes, *, side: int) -> bytes
     try:
         # a JPEG is decoded at half its size or less, where twice what is wanted is left
         image = pillow_rgb(content, (2 * size[0], 2 * size[1]))
-        with Image.open(io.BytesIO(content)) as file:
+        with opened(content) as file:
             about["icc_profile"] = file.info.get("icc_profile")
             # Pillow has turned a TIFF itself
             if columns.exif is None and file.format != "TIFF":

@@ -23,7 +23,7 @@ from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # 
 # The import above must come first: it sets OpenMP's variables, which torch reads when it loads.
 import torch  # noqa: E402
 
-from saturate.contracts import Loader, UserError  # noqa: E402
+from saturate.contracts import Loader  # noqa: E402
 from saturate.dataset.images.columns import slow_to_decode  # noqa: E402
 from saturate.dataset.open import cache_folder, fewest  # noqa: E402
 from saturate.dataset.stores.mirror import Mirror, mirrored  # noqa: E402
@@ -157,10 +157,7 @@ def train(
     """Train, or evaluate, and return the exit code. Raises UserError, Unusable and NotFinite."""
     run = start.config.run
     settings = build.resolve(start, world)
-    if start.config.loading.batch_size == "auto" and world.device.type != "cuda":
-        raise UserError(
-            "--batch-size auto measures a GPU's memory, and no GPU is here; name a number"
-        )
+    batch_size.require_gpu(settings)
     require_trackers(run.log)
     output = world.first(lambda: folder_of(settings, resume))
     with ExitStack() as stack:
@@ -173,12 +170,9 @@ def train(
         stack.enter_context(world.joined(run.timeout_minutes))
         # Must precede Phases(): it records events on the current stream.
         stack.enter_context(world.own_stream())
-        if start.config.loading.batch_size == "auto":
-            before = checkpoint.get("config", {}).get("batch_size")
-            settings = batch_size.sized(
-                settings, splits, world, console, before, step_of
-            )
-            TIMELINE.mark("batch size")
+        before = checkpoint.get("config", {}).get("batch_size")
+        sized = partial(batch_size.sized, before=before, make_step=step_of)
+        settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
         # cuDNN's search begins anew with each shape
         torch.backends.cudnn.benchmark = not assembly.plan.batches.varies

@@ -96,7 +96,9 @@ def test_the_answer_is_a_setting_and_the_recipe_is_kept(
     console = Console(stream=io.StringIO())
     never: Any = None
     settings = resolve(start, world)
-    made = batch_size.sized(settings, splits, world, console, before, never)
+    made = batch_size.sized(
+        settings, splits, world, console, before=before, make_step=never
+    )
     size, accumulate = made.batching.size, made.batching.accumulate
     asked = config.optimisation.global_batch_size
     assert accumulate == expected[1]
@@ -149,5 +151,10 @@ def test_a_trial_trains_validates_and_says_what_that_took(
 
 
 def test_a_cpu_and_an_evaluation_refuse_it(tmp_path: Path) -> None:
+    words = ["--batch-size", "auto", "--loader", "synthetic"]
+    start = Start.of(parse(words), (), {}, path=None, origin="")
+    settings = resolve(start, ProcessWorld(torch.device("cpu")))
+    with pytest.raises(UserError, match="no GPU is here; name a number"):
+        batch_size.require_gpu(settings)
     with pytest.raises(UserError, match="--batch-size auto is for training"):
         parse(["--batch-size", "auto", "--predict", str(tmp_path)])

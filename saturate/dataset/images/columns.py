@@ -12,7 +12,10 @@ from saturate.dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound="Pictures")
 # the column `format` holds the index
-FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "lz4")
+FORMATS = (
+    *("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "lz4"),
+    *("avif", "heic"),
+)
 
 
 class Header(NamedTuple):
@@ -124,7 +127,7 @@ class Pictures(Manifest):
 class Images(Pictures):
     """n images with a label, in the order of their path's bytes."""
 
-    VERSION = "images 11"
+    VERSION = "images 12"
     COLUMNS = Manifest.COLUMNS | {"label": "i4"} | CODES  # label: index into classes
     FINGERPRINT: ClassVar[tuple[str, ...]] = (
         "path_bytes",
