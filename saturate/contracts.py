@@ -851,9 +851,11 @@ class Reporter(Protocol):
     def reached(self, figure: str, epoch: int | None) -> None:
         """Tell that the figure of --until is reached, after that epoch, counted from 0."""
 
-    def forecast(self, epochs: float, done: int, left: int, validations: int) -> None:
-        """Tell when the run will end, at the latest: as many `epochs` of this size remain as take as long as the
-        `left` ones, `done` are over, and so many `validations` come.
+    def forecast(
+        self, pixels: int, rest: Mapping[int, float], *, done: int, validations: int
+    ) -> None:
+        """Tell when the run will end, at the latest, behind an epoch whose images have so many `pixels`: `done` epochs
+        are over, `rest` are those of each number of pixels that follow, and so many `validations` come.
         """
 
 

@@ -207,10 +207,14 @@ class Training:
         if epoch > last or self._enough():
             return
         validated = self.validation.possible and every > 0
+        rest: dict[int, float] = {}
+        for one in range(epoch, last + 1):
+            size = self.plan.pixels(one)
+            rest[size] = rest.get(size, 0.0) + min(length - one, 1.0)
         self.report.forecast(
-            self._as_epochs_of(epoch - 1, range(epoch, last + 1), length),
+            self.plan.pixels(epoch - 1),
+            rest,
             done=epoch - self._began_at,
-            left=last + 1 - epoch,
             validations=sum(
                 validated and (one == last or (one + 1) % every == 0)
                 for one in range(epoch, last + 1)
@@ -218,20 +222,16 @@ class Training:
         )
 
     def _growth(self, length: float) -> float:
-        """Return how much longer the rest of a run of so many epochs takes than with images of this epoch's size."""
+        """Return how much longer the rest of a run of so many epochs takes than with images of this epoch's size, if a
+        step takes as long as it has pixels.
+        """
         epoch = self.progress.epoch
         if math.isinf(length):
             return 1.0
-        rest = range(epoch, math.ceil(length))
-        return self._as_epochs_of(epoch, rest, length) / (length - epoch)
-
-    def _as_epochs_of(self, epoch: int, others: range, length: float) -> float:
-        """Return how many epochs with images of this epoch's size take as long as `others` of a run of so many epochs,
-        if a step takes as long as it has pixels.
-        """
         pixels = self.plan.pixels
-        whole = sum(pixels(one) * min(length - one, 1.0) for one in others)
-        return whole / pixels(epoch)
+        rest = range(epoch, math.ceil(length))
+        whole = sum(pixels(one) * min(length - one, 1.0) for one in rest)
+        return whole / pixels(epoch) / (length - epoch)
 
     def _next_epoch(self) -> Progress:
         """Return where the run is once this epoch is over; its tail is dropped."""

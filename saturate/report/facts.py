@@ -359,8 +359,7 @@ FACTS = (
     ),
     Fact(
         "forecast",
-        "what was predicted of the whole run's time, kWh and dollars behind its first epoch; behind its first "
-        "validation, where `validations`",
+        "what was last said of the whole run's time, kWh and dollars, as `validations` says with theirs",
     ),
     # -- the learning
     Fact(

@@ -64,6 +64,8 @@ NOT_IN_SUMMARY = (
 """Entries of a run's description that summary.json does not take over as they are."""
 OF_VAL_BATCH = ("val/predictions", "val/crops")
 """Tags of the pictures of a validation that are a file of the run as well."""
+FORECAST_WITHIN = 0.03
+"""The end of a run is said again where it moves by more than this share of the run."""
 SAID = 5
 """Samples that could not be decoded, of one check, that are said by name."""
 
@@ -155,6 +157,7 @@ class Reporter:
         self._finished = False
         self._passes = 0  # validations of this part of the run
         self._forecast: dict[str, Any] | None = None
+        self._sample_s: dict[int, float] = {}  # pixels -> seconds a sample
         self._reached: dict[str, Any] | None = None
         self._begin()
 
@@ -435,27 +438,40 @@ class Reporter:
         self._reached = {"figure": figure, "epoch": (epoch or 0) + 1, **spent}
         self._console.info(f"reached {facts.reached(self._reached, {})}")
 
-    def forecast(self, epochs: float, done: int, left: int, validations: int) -> None:
-        """Say when the run will end, once an epoch, and once more when a validation is over. Every rank calls it.
+    def forecast(
+        self, pixels: int, rest: Mapping[int, float], *, done: int, validations: int
+    ) -> None:
+        """Say when the run will end, behind its first epoch, and where it will end otherwise than was said. Every rank
+        calls it.
 
-        An epoch takes its samples at the mean rate of the steady windows, and checkpoints as they have taken so
-        far; a validation what those took.
+        An epoch takes its samples at the mean rate of the steady windows of its size; of a size that has not come yet
+        by the two nearest, or as it has pixels. Checkpoints and validations take what they have taken so far.
         """
         windows = self._meter.steady_windows()
-        told = self._forecast
-        counted = not validations or self._passes > 0
-        if not windows or (told and (told["validations"] or not counted)):
+        if not windows:
             return
-        seconds = sum(window.seconds for window in windows)
-        rate = sum(window.samples for window in windows) / seconds
+        samples = sum(window.samples for window in windows)
+        self._sample_s[pixels] = sum(window.seconds for window in windows) / samples
         pauses = self._meter.pauses
-        left_s = epochs * self._description["epoch_samples"] / rate
-        left_s += left * pauses.get("checkpoint", 0.0) / done
+        left_s = sum(
+            epochs
+            * self._description["epoch_samples"]
+            * summary.at_size(self._sample_s, size)
+            for size, epochs in rest.items()
+        )
+        left_s += sum(rest.values()) * pauses.get("checkpoint", 0.0) / done
         left_s += validations * pauses.get("validation", 0.0) / max(self._passes, 1)
-        self._forecast = {"validations": counted, **self._spent(left_s)}
+        counted = not validations or self._passes > 0
+        forecast = {"validations": counted, **self._spent(left_s)}
+        before = self._forecast
+        if before and counted == before["validations"]:
+            off = forecast["duration_s"] / before["duration_s"] - 1
+            if abs(off) <= FORECAST_WITHIN:
+                return
+        self._forecast = forecast
         without = "" if counted else ", validations not counted"
         self._console.info(
-            f"the run ends {ends(left_s)}: {facts.spent(self._forecast)} in all{without}"
+            f"the run ends {ends(left_s)}: {facts.spent(forecast)} in all{without}"
         )
 
     def _spent(self, more_s: float) -> dict[str, float | None]:
