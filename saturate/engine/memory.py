@@ -17,6 +17,7 @@ GOT_NONE = {
     "_ALLOC_FAILED": "a CUDA library got no memory",
     "bytes on device": "DALI got no memory",
     "CUDA allocation failed": "DALI got no memory",
+    "DALI ran out": "DALI got no memory",
 }
 """Words in an error's text -> the reason that the user is told."""
 

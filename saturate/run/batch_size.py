@@ -6,6 +6,7 @@ The search itself is engine/batch_size.py's. Rank 0 tries, as one rank; the othe
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from saturate.engine.distributed import ProcessWorld, Vote
 from saturate.engine.evaluate import evaluate
 from saturate.engine.step import Step
 from saturate.loaders import first_batches, open_loader
+from saturate.loaders._dali import release_memory
 from saturate.report.console import Console
 from saturate.run import build
 from saturate.run.build import Assembly, Resolved
@@ -30,6 +32,8 @@ from saturate.tasks.kind import Splits
 
 SPARE = 0.01
 """Share of the GPU's memory that trials may not have: a long run meets larger files, and memory in pieces."""
+RANKS = 1 << 30
+"""Bytes that NCCL may take beside other ranks: a trial has none."""
 STEPS = 3
 """Steps of a trial, and batches of its validation."""
 
@@ -103,6 +107,9 @@ def taken(
             raise
     gc.collect()
     torch.cuda.empty_cache()
+    if "nvidia.dali" in sys.modules:
+        # pools that a trial too large has filled would lack in the run
+        release_memory()
     return used
 
 
@@ -114,6 +121,8 @@ def _tried(
     rows: int,
 ) -> int | None:
     """Train and validate as the run does; return the bytes, None where graphs do not fit."""
+    total = torch.cuda.mem_get_info(world.device)[1]
+    spare = int(SPARE * total) + RANKS * (settings.batching.world_size > 1)
     # a step of several micro-batches has gradients that stay, and one graph more
     several = 2 if settings.config.optimisation.global_batch_size else 1
     batching = replace(
@@ -127,9 +136,8 @@ def _tried(
     settings = replace(settings, batching=batching, loaders=settings.loaders[:1])
     device = world.device
     torch.cuda.reset_peak_memory_stats(device)
-    total = torch.cuda.mem_get_info(device)[1]
     with ExitStack() as stack:
-        _held = torch.empty(int(SPARE * total), dtype=torch.uint8, device=device)
+        _held = torch.empty(spare, dtype=torch.uint8, device=device)
         assembly = build.build(settings, splits, world, Console(enabled=False))
         # as the run does: a search for kernels takes memory
         torch.backends.cudnn.benchmark = not assembly.plan.batches.varies

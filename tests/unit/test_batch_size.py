@@ -145,7 +145,10 @@ def test_a_trial_trains_validates_and_says_what_that_took(
     def wrong(assembly: Any, world: ProcessWorld) -> Any:
         raise RuntimeError("another")
 
-    assert taken(short) is None
+    def short_of_dali(assembly: Any, world: ProcessWorld) -> Any:
+        raise UserError("DALI ran out of the GPU's memory: a smaller --batch-size")
+
+    assert taken(short) is None and taken(short_of_dali) is None
     with pytest.raises(RuntimeError, match="another"):
         taken(wrong)
 
