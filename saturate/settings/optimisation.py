@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from saturate.settings.cli import Settings
 from saturate.settings.types import CLASSIFIERS, Facts, NotNegative, Share, setting
+
+
+def _target(value: str) -> str:
+    if not re.fullmatch(r"\w+=\d*\.?\d+", value):
+        raise ValueError(f"got '{value}', which is no NAME=VALUE, such as top1=0.759")
+    return value
 
 
 class Optimisation(Settings):
@@ -30,7 +37,7 @@ class Optimisation(Settings):
         0, needs=("val_every",), changes_rate=False, resume="free"
     )
     """End after so many validations in a row without a better figure; 0 = never."""
-    until: Annotated[str, Field(pattern=r"^\w+=[-+.\deE]+$")] | None = setting(
+    until: Annotated[str, AfterValidator(_target)] | None = setting(
         None, needs=("val_every",), changes_rate=False, resume="free"
     )
     """End once a validation reaches a figure, such as top1=0.759 (a share), of the network or of its average.

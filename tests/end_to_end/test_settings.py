@@ -59,6 +59,8 @@ def test_a_run_ends_with_the_figure_that_it_was_until_and_averages_two_views(
     assert again["epochs"] == 1 and again["reached"] == told["reached"]
     line = train("--data", pictures, "--until", "top3=0.5").mistake()
     assert "--until got 'top3'" in line
+    line = train("--data", pictures, "--until", "top1=75.9").mistake()
+    assert "--until got 'top1=75.9', and top1 is a share: top1=0.759" in line
 
 
 def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
