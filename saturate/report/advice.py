@@ -118,7 +118,7 @@ GPU_ALONE = Cause("gpu.shared", _gpu_shared, "this GPU alone")
 CORES_ALONE = Cause("cpu.others", _cores_shared, "these cores alone")
 BASELINE = Cause("files.progressive", _progressive, "baseline JPEGs (jpegtran)")
 LIKE_OTHERS = Cause("files.large", _large, "large files made like the others")
-SMALLER = Cause("files.above_side", _photos, "scripts.pack --max-side 640")
+SMALLER = Cause("files.above_side", _photos, "copies of 640 px (scripts.pack)")
 NEIGHBOURS = (GPU_ALONE, CORES_ALONE)
 FILES = (SMALLER, BASELINE, LIKE_OTHERS)
 
