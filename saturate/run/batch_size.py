@@ -139,8 +139,12 @@ def _tried(
     with ExitStack() as stack:
         _held = torch.empty(spare, dtype=torch.uint8, device=device)
         assembly = build.build(settings, splits, world, Console(enabled=False))
+        if assembly.plan.batches.varies or assembly.val_plan.batches.varies:
+            raise UserError(
+                "--batch-size auto is for batches of one shape, and of these the largest may come late; name a number"
+            )
         # as the run does: a search for kernels takes memory
-        torch.backends.cudnn.benchmark = not assembly.plan.batches.varies
+        torch.backends.cudnn.benchmark = True
         step = make_step(assembly, world)
         stack.callback(step.forget)
         graphs = graphed.prepare(

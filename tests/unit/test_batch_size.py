@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,24 @@ def test_a_trial_trains_validates_and_says_what_that_took(
     assert taken(short) is None and taken(short_of_dali) is None
     with pytest.raises(RuntimeError, match="another"):
         taken(wrong)
+
+
+def test_batches_of_many_shapes_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 100))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    world = ProcessWorld(torch.device("cpu"))
+    start = Start.of(parse(["--loader", "synthetic"]), (), {}, path=None, origin="")
+    settings = resolve(start, world)
+    never: Any = None
+    one, many = (
+        SimpleNamespace(batches=SimpleNamespace(varies=each)) for each in (False, True)
+    )
+    # a detector's training, and the validation of super-resolution
+    for plan, val_plan in ((many, one), (one, many)):
+        made = SimpleNamespace(plan=plan, val_plan=val_plan)
+        monkeypatch.setattr(batch_size.build, "build", lambda *_, made=made: made)
+        with pytest.raises(UserError, match="is for batches of one shape"):
+            batch_size.taken(settings, never, world, never, 2)
 
 
 def test_a_cpu_and_an_evaluation_refuse_it(tmp_path: Path) -> None:
