@@ -78,6 +78,7 @@ class Asked:
     # of clips alone
     clip_frames: int = 16
     clip_stride: int = 1
+    short_side: int = 0  # pixels; 0: of `pytorch.shorter_side`
 
 
 def asked_of(medium: Medium, point: Point, **more: Any) -> Asked:
@@ -171,7 +172,7 @@ def expanded(
 
 def settings_of(asked: Asked, columns: Any) -> dict[str, Any]:
     """Return the settings of train.py with which a run loads what is asked for."""
-    side = pytorch.shorter_side(asked.image_size)
+    side = asked.short_side or pytorch.shorter_side(asked.image_size)
     common = {
         "image_size": asked.image_size,
         "batch_size": asked.batch_size,
@@ -387,7 +388,7 @@ def _dali(loop: Loop) -> Epochs:
             labels,
             frames=frames,
             stride=stride,
-            shorter=plan.policy.resize,
+            shorter=plan.policy.shorter[0],
             **same,
         )
     batches = chain.from_iterable(repeat(loader))  # epoch after epoch
@@ -409,6 +410,7 @@ def _clips(loop: Loop) -> Epochs:
         frames=policy.frames,
         stride=policy.stride,
         size=asked.image_size,
+        shorter=policy.shorter[0],
     )
     return _pytorch(loop, _data_loader(loop, dataset))
 

@@ -126,6 +126,9 @@ class Loader(Common):
     clip_stride: PositiveInt = 1
     """Distance from one frame of a clip to the next, in frames of the video. A pass has a clip of each
     video, at random as in training."""
+    short_side: NonNegativeInt = 0
+    """Clips: the shorter side that frames are resized to before --image-size pixels are cut out. 1080 with
+    --image-size 1080 leaves 1080p in full size. 0: 256 / 224 times --image-size."""
 
 
 def points(settings: Loader) -> list[Point]:
@@ -157,7 +160,8 @@ def points(settings: Loader) -> list[Point]:
     if settings.task in SAME:
         same |= {name: getattr(settings, name) for name in SAME[settings.task]}
     optional = {
-        name: getattr(settings, name) for name in ("step_ms", "steps", "augment")
+        name: getattr(settings, name)
+        for name in ("step_ms", "steps", "augment", "short_side")
     }
     same |= {name: each for name, each in optional.items() if each}
     asked = crossed(

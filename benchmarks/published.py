@@ -4,7 +4,9 @@ A report is a file of configs/published/: title, source, hardware, what differs,
 suite of `python -m benchmarks` and its `flags` (those of `without_gpu` where there is none), the `set` that
 is its --data and the `count` of files in it, the `figures` that are compared, with their titles and `units`,
 the `baseline` of the ratios (`apart`: each column has its own), and `lines`. A line has the report's figures,
-the point of the suite that is the same `by_hand`, the one that is `ours`, and the `gpus` that it needs.
+the point of the suite that is the same `by_hand`, the one that is `ours`, and the `gpus` that it needs. Or
+`lines` are all combinations `over` axes of the suite: their `name` is a format, and each adds its values to
+the points.
 
 Machines differ, so rows are compared by their ratios: the report's to its own baseline, those of here to the same
 baseline by hand, in the same run. What follows a bare -- are flags of the suite that replace the report's.
@@ -25,7 +27,16 @@ import torch
 import yaml
 
 from benchmarks import link_set, patch_set, video_set
-from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
+from benchmarks._suite import (
+    Common,
+    Point,
+    Row,
+    crossed,
+    merged,
+    run,
+    said_of,
+    value,
+)
 from benchmarks.bench import suite_of
 from benchmarks.train import words
 from saturate.contracts import UserError, counted, one_line
@@ -40,6 +51,8 @@ LEFT_OUT = "not measured: the flags of the suite leave it out here"
 """Why a point that a line names is not among the suite's."""
 PATCHES = (16, 64)
 """Sides of patches that are cut, pixels."""
+PIXELS = ("raw", "lz4")
+"""How decoded patches are kept in LMDBs of their own."""
 HERE = ("by_hand", "ours")
 """Columns of what is measured."""
 DRAWN = {"textures": demo_textures, "edges": demo_superres}
@@ -73,6 +86,14 @@ def read(name: str) -> dict[str, Any]:
     """Return a report by its name. Raises UserError for one that is not there."""
     path = REPORTS / f"{one_of('REPORT', name, names())}.yaml"
     report: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for table in report["tables"]:
+        if isinstance(lines := table["lines"], dict):
+            asked = {column: lines[column] for column in HERE if column in lines}
+            table["lines"] = [
+                {"name": lines["name"].format(**axes)}
+                | {column: point | axes for column, point in asked.items()}
+                for axes in crossed(**lines["over"])
+            ]
     return report
 
 
@@ -97,7 +118,7 @@ def data_for(
                 video_set.write(target, count, progress=False)
             return settings.videos or target, f"{settings.videos or 'coded videos'}"
         if kind == "patches":
-            patch_set.write(target, PATCHES, count, images=root)
+            patch_set.write(target, PATCHES, count, images=root, pixels=PIXELS)
             said = said if root else "drawn textures, since --data is not given"
             return target, f"{said}, cut into {counted(count, 'patch')}"
         if root is None:
@@ -159,8 +180,10 @@ def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[lis
         if row is None:
             return None, LEFT_OUT, ""
         known = value(row, figure)
-        if row["status"] != "ok" or known is None:
+        if row["status"] != "ok":
             return None, f"not measured: {said_of(row)}", ""
+        if known is None:
+            return None, "not measured: it has no such figure here", ""
         its = row["spread"].get(figure)
         ends = [_digits(its[end] / unit) for end in ("min", "max")] if its else []
         return known / unit, _digits(known / unit), " to ".join(ends)

@@ -3,11 +3,12 @@
 #
 #   benchmarks/published_gpus.sh IMAGES OUT 1
 #   benchmarks/published_gpus.sh IMAGES OUT 4 VIDEOS     # IMAGES and VIDEOS: folders with <class>/*
+#   benchmarks/published_gpus.sh - OUT videos            # 56 videos of 1080p in full size on 1, 2 and 4 of four GPUs
 #
 # Prints the tables. A point that takes too long leaves in its log.txt where it was; the same command goes on.
 set -u
-if [ $# -lt 3 ] || { [ "$3" != 1 ] && [ $# -lt 4 ]; }; then
-  echo 'published_gpus: it takes IMAGES OUT 1, or IMAGES OUT 4 VIDEOS' >&2
+if [ $# -lt 3 ] || { [ "$3" = 4 ] && [ $# -lt 4 ]; }; then
+  echo 'published_gpus: it takes IMAGES OUT 1, IMAGES OUT 4 VIDEOS, or - OUT videos' >&2
   exit 2
 fi
 images=$1 out=$2 gpus=$3
@@ -42,6 +43,22 @@ if [ "$gpus" = 1 ]; then
     "--flags=--ceilings false"
   point eager "${net[@]}" --steps eager "--flags=--ceilings false" --archs googlenet squeezenet1_1 densenet121 mobilenet_v2 mnasnet1_0 \
     shufflenet_v2_x1_0 resnext50_32x4d wide_resnet50_2 regnet_y_400mf efficientnet_b0 convnext_tiny swin_t vit_b_16
+elif [ "$gpus" = videos ]; then
+  full=(python -m benchmarks published sharded --tables videos-full --limit-s 280)
+  # made once: the points below find it
+  python -m benchmarks video-set "$out/full" --count 56 > "$out/full.txt" 2>&1
+  cores=$(($(nproc) / 4))
+  # $1: first GPU, $2: GPUs, then loaders: beside others, with the cores of these GPUs
+  row() {
+    local first=$1 count=$2; shift 2
+    CUDA_VISIBLE_DEVICES=$(seq -s, "$first" $((first + count - 1))) point "full-$count-$1" \
+      taskset -c $((first * cores))-$(((first + count) * cores - 1)) "${full[@]}" --videos "$out/full" --output "$out/full-$count-$1" -- --gpus "$count" --loaders "$@"
+  }
+  row 0 1 pytorch+decord & row 1 1 pytorch nvdec+pyav & row 2 1 dali nvdec & row 3 1 decord pyav &
+  wait
+  row 0 2 pytorch+decord pytorch nvdec+pyav & row 2 2 dali nvdec decord pyav &
+  wait
+  row 0 4 pytorch+decord dali nvdec decord pytorch pyav nvdec+pyav
 else
   links images/train 21453
   links videos/train 56 "$4"

@@ -1,7 +1,8 @@
 """What many ranks and samples cost, by formulas: `python -m benchmarks simulate --ranks 64 1024 --samples 1e9`.
 
 Each formula is a line of FORMULAS, each number that it takes a field of Case and a flag. docs/scale.md has
-measured points beside them.
+measured points beside them. `--config configs/imagenet/NAME.yaml --ranks 8 --rate 20000` draws the whole
+schedule of a preset instead, of ImageNet's 1.28 million names and for all ranks, and reads no image.
 """
 
 from __future__ import annotations
@@ -10,13 +11,21 @@ import argparse
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from saturate.dataset.images.columns import Images
-from saturate.engine.distributed import votes_every
+from saturate.dataset.synthetic import synthetic
+from saturate.engine.distributed import ProcessWorld, votes_every
+from saturate.engine.schedules import learning_rate, of_plan
+from saturate.run.build import resolve
+from saturate.settings.config import parse
+from saturate.tasks.initial_state import Start
 
 GIB = 2**30
 ORDER_BYTES = 24
@@ -147,6 +156,48 @@ def table(cases: list[Case]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def schedule(preset: Path, ranks: int, rate: float, price: float) -> Iterator[str]:
+    """Yield a Markdown table of a preset's epochs, and what they take at a `rate`: images a second of all ranks, of
+    the last size; smaller ones come faster by their pixels. `price` is dollars an hour of a GPU.
+
+    Raises ValueError where the ranks do not show each sample of an epoch at most once, as many as they should.
+    """
+    config = parse(["--config", str(preset), "--loader", "synthetic"])
+    start = Start.of(config, (), {}, path=None, origin="")
+    settings = resolve(start, ProcessWorld(torch.device("cpu")))
+    sets = synthetic()
+    batching = replace(settings.batching, world_size=ranks)
+    plan: Any
+    plan, _ = settings.kind.plans(sets, settings.native, batching)
+    optimisation, _ = of_plan(config.optimisation, plan)
+    epochs, steps = optimisation.epochs, plan.steps()
+    yield "| epoch | pixels | steps | images | learning rate | minutes |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    minutes = 0.0
+    for epoch in range(epochs):
+        shown = np.zeros(plan.samples, np.int8)
+        for rank in range(ranks):
+            for rows in replace(plan, rank=rank).rows(epoch, 0):
+                np.add.at(shown, rows.ids[rows.valid], 1)
+        images = int(shown.sum())
+        if shown.max() > 1 or images != steps * plan.global_batch_size:
+            raise ValueError(f"epoch {epoch + 1}: {images} images, some twice")
+        rates = [
+            learning_rate(epoch + step / steps, optimisation) for step in (0, steps - 1)
+        ]
+        share = plan.pixels(epoch) / plan.pixels(epochs - 1)
+        minutes += (took := images * share / rate / 60)
+        side = math.isqrt(plan.pixels(epoch))
+        yield (
+            f"| {epoch + 1} | {side} | {steps:,} | {images:,} | {rates[0]:.4g} to {rates[1]:.4g} | {took:.3g} |"
+        )
+    hours = minutes / 60 * ranks
+    yield (
+        f"\nin all {minutes:.3g} minutes of training, {hours:.3g} GPU hours, ${hours * price:.3g}; validation and "
+        "start apart; accuracy is not simulated"
+    )
+
+
 def positive(text: str) -> float:
     number = float(text)
     if not 0 < number < math.inf:
@@ -171,7 +222,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(
             flag, type=positive, default=field.default, help=f"default: {field.default}"
         )
+    parser.add_argument("--config", type=Path, help="the preset to draw")
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        default=20_000.0,
+        help="images a second of all ranks, of the preset's last size (%(default)g)",
+    )
+    parser.add_argument("--gpu-price", type=positive, default=2.5, help="$ an hour")
     given = vars(parser.parse_args(arguments))
+    preset, rate, price = (given.pop(key) for key in ("config", "rate", "gpu_price"))
+    if preset:
+        for ranks in given["ranks"]:
+            print(*schedule(preset, int(ranks), rate, price), sep="\n")
+        return 0
     pairs = itertools.product(given.pop("samples"), given.pop("ranks"))
     print(
         table([Case(ranks=ranks, samples=samples, **given) for samples, ranks in pairs])

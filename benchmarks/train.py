@@ -261,13 +261,13 @@ def by_hand_flags(task: str, flags: str, point: Point) -> dict[str, Any]:
 def read(point: Point, folder: Path) -> Measured:
     """Return the figures of a point from the files that its program has left."""
     if point["loader"].startswith(BY_HAND):
-        left = json.loads((folder / "figures.json").read_text("utf-8"))
+        figures = json.loads((folder / "figures.json").read_text("utf-8"))
         windows = [
             RateWindow(samples, samples, seconds, 0)
-            for samples, seconds in left["windows"]
+            for samples, seconds in figures.pop("windows")
         ]
         rates = [window.rate for window in steady(windows)]  # by the rule of ours
-        figures = {"rate": statistics.median(rates), "steps": left["steps"]}
+        figures["rate"] = statistics.median(rates)
         its = spread(rates)
         return Measured(figures=figures, spread={"rate": its} if its else {})
     for weights in folder.glob("*.pt"):

@@ -2,7 +2,8 @@
 loaders of clips are timed on.
 
 Each shows a textured picture under a view that drifts, with grain, so that frames differ and have the size
-that real ones have; no two videos are alike. Knows nothing of loaders. A folder with such a set in it is left
+that real ones have; no two videos are alike. A frame has its number in its top left corner, as `number_of`
+reads it. Knows nothing of loaders. A folder with such a set in it is left
 as it is.
 """
 
@@ -21,6 +22,8 @@ from scripts.demo_set import background
 from scripts.demo_videos import encode
 
 CLASS = "video"
+BITS_OF_A_NUMBER = 12
+"""Squares of a frame that show its number, lowest bit first, each a 16th of its height."""
 BITS = 0.065
 """Bits a pixel takes in a file: 4 Mbit/s at 1080p, as video sites have it."""
 GRAINS = 8
@@ -82,13 +85,18 @@ def draw(folder: Path, kind: Kind, index: int) -> None:
     ground, _ = background(rng, width + width // 4, height + height // 4)
     levels = np.asarray(ground, np.int16)
     grain = rng.normal(0, 3, (GRAINS, height, width, 1)).astype(np.int16)
+    side = height // 16
     steps = np.cumsum(rng.integers(-4, 5, (kind.frames, 2)), axis=0)
     places = np.abs(steps) % np.array([height // 4, width // 4])
 
     def frames() -> Iterator[np.ndarray]:
         for number, (top, left) in enumerate(places.tolist()):
             view = levels[top : top + height, left : left + width]
-            yield (view + grain[number % GRAINS]).clip(0, 255).astype(np.uint8)
+            frame = (view + grain[number % GRAINS]).clip(0, 255).astype(np.uint8)
+            for bit in range(BITS_OF_A_NUMBER):
+                cell = frame[:side, bit * side : (bit + 1) * side]
+                cell[:] = 235 if number >> bit & 1 else 20
+            yield frame
 
     rate = round(BITS * height * width * kind.fps)
     path = folder / f"{index:04d}.mp4"
@@ -100,6 +108,16 @@ def draw(folder: Path, kind: Kind, index: int) -> None:
         gop=kind.gop,
         b=str(rate),
         sc_threshold="0",
+    )
+
+
+def number_of(frame: np.ndarray) -> int:
+    """Return the number that a frame shows, uint8 [height, width, 3] in the size in which it was coded."""
+    side = len(frame) // 16
+    cells = frame[:side, : BITS_OF_A_NUMBER * side].mean(axis=(0, 2))
+    return sum(
+        int(cells[bit * side : (bit + 1) * side].mean() > 128) << bit
+        for bit in range(BITS_OF_A_NUMBER)
     )
 
 

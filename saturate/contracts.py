@@ -582,6 +582,9 @@ class Plan(Protocol):
     def first_epochs(self) -> tuple[int, ...]:
         """Return the first epoch of each size of images, the smallest first; (0,) where all are alike."""
 
+    def pixels(self, epoch: int) -> int:
+        """Return the pixels of an image in an epoch, where epochs have sizes of their own; else 1."""
+
     @property
     def ordering(self) -> str:
         """Return what the order of an epoch depends on, beside the data.
@@ -783,10 +786,16 @@ class Reporter(Protocol):
         """Say a line that asks for attention."""
 
     def epoch(
-        self, epoch: int, epochs: int, samples: int, consumed: int, whole: int
+        self,
+        epoch: int,
+        epochs: int,
+        samples: int,
+        consumed: int,
+        whole: int,
+        growth: float,
     ) -> AbstractContextManager[None]:
         """Show a bar inside: an epoch of so many `samples`, of which some are `consumed`, of a run that takes `whole`;
-        0 where nobody knows.
+        0 where nobody knows. What remains takes `growth` times as long as with images of this epoch's size.
         """
 
     def validation(self, samples: int) -> AbstractContextManager[Callable[[int], None]]:
@@ -838,6 +847,16 @@ class Reporter(Protocol):
 
     def stopped_early(self, progress: Mapping[str, Any]) -> None:
         """Tell that --patience has ended the run before its time."""
+
+    def reached(self, figure: str, epoch: int | None) -> None:
+        """Tell that the figure of --until is reached, after that epoch, counted from 0."""
+
+    def forecast(
+        self, pixels: int, rest: Mapping[int, float], *, done: int, validations: int
+    ) -> None:
+        """Tell when the run will end, at the latest, behind an epoch whose images have so many `pixels`: `done` epochs
+        are over, `rest` are those of each number of pixels that follow, and so many `validations` come.
+        """
 
 
 class Task(Protocol):

@@ -56,7 +56,7 @@ class Images(Dataset[Any]):
 class Clips(Dataset[Any]):
     """(normalised fp32 [3, T, size, size], label) of a random clip of each video file.
 
-    The shorter side is resized to `shorter_side`, then a random square is cut out; a clip that is too short
+    The shorter side is resized to `shorter` pixels, then a random square is cut out; a clip that is too short
     repeats its last frame.
     """
 
@@ -69,6 +69,7 @@ class Clips(Dataset[Any]):
         frames: int,
         stride: int,
         size: int,
+        shorter: int,
     ) -> None:
         # two seconds, of a suite that may not need it
         from torchvision import transforms
@@ -78,7 +79,7 @@ class Clips(Dataset[Any]):
         self.decode = decode
         self.frames = frames
         self.stride = stride
-        resize = transforms.Resize(shorter_side(size), antialias=True)
+        resize = transforms.Resize(shorter, antialias=True)
         self.crop = transforms.Compose([resize, transforms.RandomCrop(size)])
         self.normalise = transforms.Normalize(MEAN, STD)
 

@@ -13,10 +13,13 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from torch import nn
@@ -162,6 +165,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         scaler.step(optimizer)
         scaler.update()
 
+    loads: list[tuple[float, float]] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        """Ask the driver once a second how busy the GPU is, and for its watts."""
+        while not ended.wait(1.0):
+            busy, milliwatts = torch.cuda.utilization(), torch.cuda.power_draw()
+            loads.append((busy / 100, milliwatts / 1000))
+
     def run(seconds: float) -> tuple[int, float]:
         """Train for so long and return (samples, seconds) between two points at which the device was
         synchronised.
@@ -190,10 +202,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     # not measured: DALI's buffers grow, and kernels are picked, in the first seconds
     run(min(asked.seconds, 15.0))
+    watcher = threading.Thread(target=watch)
+    if gpu:
+        watcher.start()
     windows = [run(max(2.0, asked.seconds / 5)) for _ in range(5)]
+    steps = sum(samples for samples, _ in windows) // asked.batch_size
+    figures: dict[str, Any] = {"windows": windows, "steps": steps}
+    if gpu:
+        ended.set()
+        watcher.join()
+        free, total = torch.cuda.mem_get_info()
+        figures["device_gib"] = (total - free) / 2**30
+        names = ("gpu_utilisation", "power_w")
+        figures |= dict(zip(names, np.mean(loads, axis=0).tolist(), strict=True))
     if asked.output:
-        steps = sum(samples for samples, _ in windows) // asked.batch_size
-        asked.output.write_text(json.dumps({"windows": windows, "steps": steps}))
+        asked.output.write_text(json.dumps(figures))
     rates = sorted(samples / seconds for samples, seconds in windows)
     print(
         f"by hand: {asked.arch} {asked.loader} {rates[2]:,.0f} img/s ({rates[0]:,.0f} to {rates[-1]:,.0f})"

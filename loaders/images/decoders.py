@@ -17,7 +17,7 @@ from PIL import Image
 
 from saturate.contracts import Array, ImageColumns, UserError
 from saturate.dataset.images.columns import FORMATS
-from saturate.dataset.images.headers import parse
+from saturate.dataset.images.headers import opened, parse
 from saturate.dataset.images.pixels import stored_pixels
 from saturate.loaders import Undecodable
 from saturate.plan.geometry import turned_pixels
@@ -48,9 +48,9 @@ def plain_jpeg(columns: ImageColumns, ids: Array) -> Array:
     return plain
 
 
-def pillow_rgb(data: bytes) -> Image.Image:
+def pillow_rgb(data: bytes, least: tuple[int, int] | None = None) -> Image.Image:
     """Return a whole file as RGB of 8 bits, its pixels as they are stored. Raises what Pillow raises, and
-    Rejected.
+    Rejected. Where `least` is given, a width and a height, a JPEG may come smaller, but not below it.
 
     Grey of more bits keeps its high ones, as Pillow and torchvision take colours of 16 bits; Pillow's own
     conversion would clip it, which makes nearly all of it white.
@@ -61,12 +61,14 @@ def pillow_rgb(data: bytes) -> Image.Image:
     with warnings.catch_warnings():
         # a damaged EXIF block is no business of the pixels
         warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(data) as image:
             header = parse(data, len(data))
             # the scan has bounded those of the header alone
             size = header.width, header.height
             if image.size != size:
                 raise Undecodable(f"an image of {image.size}, its header says {size}")
+            if least:
+                image.draft(image.mode, least)
             image.load()
             if header.format == PNG:
                 _require_checked(data)

@@ -52,6 +52,7 @@ class Progress:
     best_epoch: int = -1  # the epoch that it was validated after; -1: there is none
     best_of: str = ""  # with --ema the weights that it is of, of torch_files.BEST_OF
     stale: int = 0  # validations since then
+    reached: str = ""  # the figure of --until that a validation has reached
     dropped: int = 0  # samples that were the tail of an epoch
     samples: int = 0  # rows of all steps
     lost: int = 0  # those of them that could not be decoded

@@ -25,6 +25,19 @@ def _same_kernels() -> Any:
     )
 
 
+class Mirrored(nn.Module):
+    """A classifier whose logits are the mean of two views: a batch as it is, and mirrored left to right."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, C] of images [B, 3, H, W], or of clips [B, 3, T, H, W]."""
+        both: torch.Tensor = self.module(images) + self.module(images.flip(-1))
+        return both / 2
+
+
 @dataclass
 class Outcome:
     """The figures of a pass: already there, or still being made in the background."""
@@ -81,15 +94,17 @@ def evaluate(
     vote: Vote,
     stop: Callable[[], bool],
     advance: Callable[[int], None],
+    tta: str = "none",
 ) -> Outcome | None:
     """Pass over all batches of all ranks; return None when a rank was asked to stop.
 
-    `advance` gets the number of samples of each batch, once it is done.
+    `advance` gets the number of samples of each batch, once it is done; `tta` is --tta.
     """
     # each rank's batch norm has followed its own samples, and all ranks must validate one network
     world.broadcast(module.buffers())
     was_training = module.training
     module.eval()
+    answering = Mirrored(module) if tta == "flip" else module
     metric = task.metric(world.device)
     failed: list[int] = []
     stopped = False
@@ -101,7 +116,7 @@ def evaluate(
             _same_kernels(),
         ):
             for batch in batches:
-                outputs = module(*task.inputs(batch))
+                outputs = answering(*task.inputs(batch))
                 batch.launched()
                 metric.update(outputs, batch)
                 failed += batch.failed

@@ -30,6 +30,8 @@ WARM_UP = 3
 """Steps before a capture: libraries pick kernels and take memory in the first, torch.compile compiles."""
 WARM_UP_OF_RANKS = 11
 """DistributedDataParallel asks for as many: it arranges its buckets anew until then."""
+NO_CAPTURE = "CUDA cannot capture it"
+"""How it begins why a step is none, where CUDA refuses, also for lack of memory."""
 WAITS = "synchroniz"
 """torch's error has this word where the host would wait for the device, which a graph cannot do."""
 
@@ -253,5 +255,5 @@ def _captured(step: Step, statics: Sequence[Batch]) -> str:
         torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(
             fresh
         )
-        return f"CUDA cannot capture it ({str(error).partition(chr(10))[0]})"
+        return f"{NO_CAPTURE} ({str(error).partition(chr(10))[0]})"
     return ""

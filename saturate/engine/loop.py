@@ -96,6 +96,7 @@ class Training:
         # whether they are measured at all; None before the first epoch is over
         self._wants_ceilings: bool | None = None
         self._whole = 0  # samples of the run; 0: not known
+        self._began_at = 0  # the epoch that this part of the run began in
         # where this epoch, or the part of it that is trained, began
         self._epoch_start = self.progress
         self._failed_in_epoch: set[int] = set()
@@ -158,6 +159,7 @@ class Training:
             raise NotFinite(f"--evaluate: the output is no number for {count}")
 
     def _fit(self) -> bool:
+        self._began_at = self.progress.epoch
         trains = self.progress.epoch < self.optimisation.epochs and not self._enough()
         warned = schedules.warmup_warning(self.optimisation, self.plan.steps(0))
         if trains and warned:
@@ -178,6 +180,7 @@ class Training:
             # until its figures are known, last.pt resumes into the validation
             if not self.validation.unsettled:
                 self.save()
+            self._forecast()
         is_whole = (
             self.progress.epoch >= self.optimisation.epochs or self._steps_are_taken()
         )
@@ -195,6 +198,41 @@ class Training:
             self._measure_ceilings(*self._ceiling_inputs)
         return True
 
+    def _forecast(self) -> None:
+        """Tell when the run will end, behind an epoch that is over."""
+        epoch_steps = self.plan.steps(0)
+        length = schedules.run_steps(self.optimisation, epoch_steps) / epoch_steps
+        epoch, every = self.progress.epoch, self.run.val_every
+        last = math.ceil(length) - 1 if math.isfinite(length) else 0
+        if epoch > last or self._enough():
+            return
+        validated = self.validation.possible and every > 0
+        rest: dict[int, float] = {}
+        for one in range(epoch, last + 1):
+            size = self.plan.pixels(one)
+            rest[size] = rest.get(size, 0.0) + min(length - one, 1.0)
+        self.report.forecast(
+            self.plan.pixels(epoch - 1),
+            rest,
+            done=epoch - self._began_at,
+            validations=sum(
+                validated and (one == last or (one + 1) % every == 0)
+                for one in range(epoch, last + 1)
+            ),
+        )
+
+    def _growth(self, length: float) -> float:
+        """Return how much longer the rest of a run of so many epochs takes than with images of this epoch's size, if a
+        step takes as long as it has pixels.
+        """
+        epoch = self.progress.epoch
+        if math.isinf(length):
+            return 1.0
+        pixels = self.plan.pixels
+        rest = range(epoch, math.ceil(length))
+        whole = sum(pixels(one) * min(length - one, 1.0) for one in rest)
+        return whole / pixels(epoch) / (length - epoch)
+
     def _next_epoch(self) -> Progress:
         """Return where the run is once this epoch is over; its tail is dropped."""
         now = self.progress
@@ -202,8 +240,17 @@ class Training:
         return replace(now, epoch=now.epoch + 1, consumed=0, dropped=now.dropped + tail)
 
     def _enough(self) -> bool:
-        """Whether --seconds, --steps or --patience end the run."""
-        return self._time_is_up or self._patience_is_over() or self._steps_are_taken()
+        """Whether --seconds, --steps, --patience or --until end the run."""
+        return (
+            self._time_is_up
+            or self._patience_is_over()
+            or self._steps_are_taken()
+            or self._figure_is_reached()
+        )
+
+    def _figure_is_reached(self) -> bool:
+        until = self.optimisation.until
+        return until is not None and until == self.progress.reached
 
     def _patience_is_over(self) -> bool:
         return 0 < self.optimisation.patience <= self.progress.stale
@@ -237,6 +284,7 @@ class Training:
             trained,
             progress.consumed,
             self._whole,
+            self._growth(run_steps / epoch_steps),
         )
         with bar, self.watch.steps():
             stopped, ended, pending = self._take_steps(batches, steps)

@@ -17,6 +17,7 @@ GOT_NONE = {
     "_ALLOC_FAILED": "a CUDA library got no memory",
     "bytes on device": "DALI got no memory",
     "CUDA allocation failed": "DALI got no memory",
+    "DALI ran out": "DALI got no memory",
 }
 """Words in an error's text -> the reason that the user is told."""
 
@@ -27,7 +28,7 @@ def explained(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if (reason := _lack(error)) is None:
+        if (reason := lack(error)) is None:
             raise
         remedy = "a smaller one, with --accumulate to keep the step's size"
         raise UserError(
@@ -41,7 +42,7 @@ def validating(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if (reason := _lack(error)) is None:
+        if (reason := lack(error)) is None:
             raise
         remedy = "a smaller --val-batch-size needs less"
         raise UserError(
@@ -49,7 +50,7 @@ def validating(batch_size: int) -> Iterator[None]:
         ) from None
 
 
-def _lack(error: BaseException) -> str | None:
+def lack(error: BaseException) -> str | None:
     """Say which memory ran out; None where the error is about something else."""
     if isinstance(error, torch.OutOfMemoryError):
         return str(error).split(".")[0]

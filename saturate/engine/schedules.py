@@ -84,6 +84,8 @@ def limits(
     if patience and 0 < (patience + 1) * val_every < optimisation.epochs:
         worse = counted(patience, "validation")
         ends.append(f"after {worse} no better than the best one (--patience)")
+    if optimisation.until is not None:
+        ends.append(f"with a validation of {optimisation.until} (--until)")
     if optimisation.steps is not None:
         ends.append(f"after {counted(optimisation.steps, 'step')} (--steps)")
     if optimisation.seconds is not None:
@@ -96,22 +98,22 @@ def limits(
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     """Return the rate at `epoch`: a linear warm-up from a share of the peak (--lr), then the schedule.
 
-    The schedule is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs behind the
-    warm-up or at --lr-milestones, or constant.
+    The schedule is a cosine, a line or a power of it to --final-lr, drops by --lr-gamma every --lr-step-epochs
+    behind the warm-up or at --lr-milestones, or constant.
     """
     peak = optimisation.lr
     warmup = optimisation.warmup_epochs
     if epoch < warmup:
         start = optimisation.warmup_start
         return peak * (start + (1 - start) * epoch / warmup)
-    if optimisation.schedule in ("cosine", "linear"):
+    if optimisation.schedule in ("cosine", "linear", "poly"):
         final = optimisation.final_lr
         share = min((epoch - warmup) / max(optimisation.epochs - warmup, 1e-9), 1.0)
-        left = (
-            1 - share
-            if optimisation.schedule == "linear"
-            else 0.5 * (1 + math.cos(math.pi * share))
-        )
+        left = {
+            "cosine": 0.5 * (1 + math.cos(math.pi * share)),
+            "linear": 1 - share,
+            "poly": (1 - share) ** optimisation.lr_power,
+        }[optimisation.schedule]
         return final + (peak - final) * left
     if optimisation.schedule == "step":
         return peak * optimisation.lr_gamma ** _drops(epoch, optimisation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,20 @@ NO_FIGURE = (
 )
 OF = tuple(torch_files.BEST_OF)
 """Names of a validation's passes, in their order: of the network, then of its average (--ema)."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure that ends the run (--until)."""
+
+    asked: str  # such as top1=0.759
+    figure: Figure
+
+    def is_reached(self, result: Mapping[str, Any]) -> bool:
+        """Return whether a validation has this figure, or a better one."""
+        own = float(result.get(self.figure.name, math.nan))
+        wanted = float(self.asked.partition("=")[2])
+        return own >= wanted if self.figure.larger_is_better else own <= wanted
 
 
 @dataclass(kw_only=True)
@@ -70,6 +84,8 @@ class Validation:
     report: Reporter
     # where there is no best.pt, the files are of the average's pass (True) or the network's
     of_average: bool = False
+    tta: str = "none"  # --tta
+    target: Target | None = None  # --until
 
     # samples of the last pass whose output was no number
     not_finite: int = field(default=0, init=False)
@@ -164,6 +180,7 @@ class Validation:
                     watch.batches(loader, loader.batches(0, 0)),
                     task=self.task,
                     precision=self.precision,
+                    tta=self.tta,
                     world=self.world,
                     vote=vote,
                     stop=stop,
@@ -214,6 +231,10 @@ class Validation:
             best=OF[best] if best is not None and len(results) > 1 else "",
         )
         self.not_finite = max(self._warned_of(result) for result in results)
+        target = self.target
+        if target and any(target.is_reached(result) for result in results):
+            progress.reached = target.asked
+            self.report.reached(target.asked, settled.epoch)
         if best is not None:
             progress.best = self._figure(results[best])
             progress.best_epoch = -1 if settled.epoch is None else settled.epoch

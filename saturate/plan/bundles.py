@@ -91,6 +91,7 @@ class Bundled:
         self.views = plan.views
         self.global_batch_size = plan.global_batch_size
         self.first_epochs = plan.first_epochs
+        self.pixels = plan.pixels
         self.ordering = plan.ordering
         self.steps = plan.steps
         # micro-batches that the last call of `rows` returned, as bundles

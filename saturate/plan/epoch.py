@@ -70,6 +70,9 @@ class EpochPlan(ABC):
     def first_epochs(self) -> tuple[int, ...]:
         return (0,)
 
+    def pixels(self, epoch: int) -> int:
+        return 1
+
     @property
     def views(self) -> int:
         """Return how many rows a sample has in an epoch; in training at most."""

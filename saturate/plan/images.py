@@ -107,6 +107,9 @@ class ImagePlan(EpochPlan):
         later = range(1, last + 1)
         return 0, *(epoch for epoch in later if size(epoch) != size(epoch - 1))
 
+    def pixels(self, epoch: int) -> int:
+        return self.policy.size(epoch) ** 2
+
     def batch_spec(self) -> BatchSpec:
         return replace(EpochPlan.batch_spec(self), ops=self.policy.augment.operates)
 

@@ -19,6 +19,7 @@ from saturate.report.advice import (
     GPU_ALONE,
     IDLE,
     LIKE_OTHERS,
+    SMALLER,
     Summary,
     advice,
     look_up,
@@ -238,6 +239,20 @@ def _stopped(stop: Mapping[str, int], _: Summary) -> str:
     return f"after epoch {stop['epoch']}: {worse} no better than epoch {best}'s (--patience)"
 
 
+def spent(of: Mapping[str, Any]) -> str:
+    """Say what a run, or a part of it, takes: time, kWh and dollars, as far as they are known."""
+    kwh, dollars = of["kwh"], of["dollars"]
+    parts = [duration(of["duration_s"])]
+    parts += [] if kwh is None else [f"{kwh:.3g} kWh"]
+    parts += [] if dollars is None else [f"${number(dollars)} of GPUs"]
+    return ", ".join(parts)
+
+
+def reached(what: Mapping[str, Any], _: Summary) -> str:
+    """Say what was reached by --until, and what it took."""
+    return f"{what['figure']} after epoch {what['epoch']}, {spent(what)}"
+
+
 def _dropped(dropped: int, values: Summary) -> str:
     """Say how many samples were the tails of epochs, too few for a step."""
     if not dropped:
@@ -336,6 +351,15 @@ FACTS = (
     Fact("samples", "trained on"),
     Fact(
         "early_stop", "when --patience ended it", line=Line("stopped early", _stopped)
+    ),
+    Fact(
+        "reached",
+        "when a validation had the figure of --until, and what it took until then",
+        line=Line("reached", reached),
+    ),
+    Fact(
+        "forecast",
+        "what was last said of the whole run's time, kWh and dollars, as `validations` says with theirs",
     ),
     # -- the learning
     Fact(
@@ -493,11 +517,20 @@ FACTS = (
         line=Line("files", BASELINE.line),
     ),
     Fact(
+        SMALLER.key,
+        "share of the training images' pixels beyond a longer side of 640",
+        line=Line("photographs", SMALLER.line),
+    ),
+    Fact(
         LIKE_OTHERS.key,
         "those of ten times the median's pixels: share of files and pixels",
         line=Line("large files", LIKE_OTHERS.line),
     ),
-    Fact("energy", "of all GPUs; `run_kwh` since the begin", over_ranks=_energy),
+    Fact(
+        "energy",
+        "of all GPUs; `run_kwh` of all parts of the run, as `duration_s`",
+        over_ranks=_energy,
+    ),
     Fact(
         "energy.joules_a_sample",
         "power by rate",

@@ -46,7 +46,7 @@ from saturate.report.record import (
 )
 from saturate.report.sinks import Boards
 from saturate.report.tensorboard import GLANCE, PAGES
-from saturate.report.words import figures, number
+from saturate.report.words import ends, figures, number
 from saturate.system import drawing, fonts
 from saturate.system.timeline import Timeline
 
@@ -64,6 +64,8 @@ NOT_IN_SUMMARY = (
 """Entries of a run's description that summary.json does not take over as they are."""
 OF_VAL_BATCH = ("val/predictions", "val/crops")
 """Tags of the pictures of a validation that are a file of the run as well."""
+FORECAST_WITHIN = 0.03
+"""The end of a run is said again where it moves by more than this share of the run."""
 SAID = 5
 """Samples that could not be decoded, of one check, that are said by name."""
 
@@ -124,6 +126,9 @@ class Reporter:
         self._sampler = Sampler(
             world.device, cores=description["hardware"]["cores"]
         ).start()
+        # of the part of the run before this one
+        self._earlier = (self._record.earlier_summary() if resumed_at else None) or {}
+        self._earlier_kwh = look_up(self._earlier, "energy.run_kwh") or 0.0
         self._energy_before_j = self._sampler.energy_j()
         self._rate_unit = description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
@@ -150,6 +155,10 @@ class Reporter:
         self._validation_s: Mapping[str, float] | None = None
         self._early_stop: dict[str, int] | None = None
         self._finished = False
+        self._passes = 0  # validations of this part of the run
+        self._forecast: dict[str, Any] | None = None
+        self._sample_s: dict[int, float] = {}  # pixels -> seconds a sample
+        self._reached: dict[str, Any] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -173,9 +182,17 @@ class Reporter:
 
     @contextmanager
     def epoch(
-        self, epoch: int, epochs: int, samples: int, consumed: int, whole: int
+        self,
+        epoch: int,
+        epochs: int,
+        samples: int,
+        consumed: int,
+        whole: int,
+        growth: float,
     ) -> Iterator[None]:
-        """Show a bar inside: of a run that takes `whole` samples, or of the epoch where that is 0."""
+        """Show a bar inside: of a run that takes `whole` samples, or of the epoch where that is 0. The rest of it takes
+        `growth` times as long as with images of this size.
+        """
         # read, so that the load of validation and ceilings is no part of the next window
         self._measure_memory(self._sampler.read()["host_gib"])
         self._before = epoch * samples if whole else 0
@@ -185,7 +202,7 @@ class Reporter:
             item=self._item,
             first=self._before + consumed,
             rate=self._now["rate.steady"],
-            stretch=self._meter.stretch() if whole else 0.0,
+            stretch=growth * self._meter.stretch() if whole else 0.0,
         ) as self._bar:
             yield
         self._bar = None
@@ -347,6 +364,7 @@ class Reporter:
         `files`: what is written into the run's folder; what is b"" goes there. `extras` of rank 0's result:
         {"scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}, "learning": {name: what facts.FACTS tells}}.
         """
+        self._passes += 1
         of_weights = summary.figures_of(result)
         of_average = summary.figures_of(averaged or {})
         self._validation = of_weights | {
@@ -414,6 +432,63 @@ class Reporter:
             "validations": progress["stale"],
         }
 
+    def reached(self, figure: str, epoch: int | None) -> None:
+        """Tell that the figure of --until is reached, and what it took. Every rank calls it."""
+        spent = self._spent(0.0)
+        self._reached = {"figure": figure, "epoch": (epoch or 0) + 1, **spent}
+        self._console.info(f"reached {facts.reached(self._reached, {})}")
+
+    def forecast(
+        self, pixels: int, rest: Mapping[int, float], *, done: int, validations: int
+    ) -> None:
+        """Say when the run will end, behind its first epoch, and where it will end otherwise than was said. Every rank
+        calls it.
+
+        An epoch takes its samples at the mean rate of the steady windows of its size; of a size that has not come yet
+        by the two nearest, or as it has pixels. Checkpoints and validations take what they have taken so far.
+        """
+        windows = self._meter.steady_windows()
+        if not windows:
+            return
+        samples = sum(window.samples for window in windows)
+        self._sample_s[pixels] = sum(window.seconds for window in windows) / samples
+        pauses = self._meter.pauses
+        left_s = sum(
+            epochs
+            * self._description["epoch_samples"]
+            * summary.at_size(self._sample_s, size)
+            for size, epochs in rest.items()
+        )
+        left_s += sum(rest.values()) * pauses.get("checkpoint", 0.0) / done
+        left_s += validations * pauses.get("validation", 0.0) / max(self._passes, 1)
+        counted = not validations or self._passes > 0
+        forecast = {"validations": counted, **self._spent(left_s)}
+        before = self._forecast
+        if before and counted == before["validations"]:
+            off = forecast["duration_s"] / before["duration_s"] - 1
+            if abs(off) <= FORECAST_WITHIN:
+                return
+        self._forecast = forecast
+        without = "" if counted else ", validations not counted"
+        self._console.info(
+            f"the run ends {ends(left_s)}: {facts.spent(forecast)} in all{without}"
+        )
+
+    def _spent(self, more_s: float) -> dict[str, float | None]:
+        """Return seconds, kWh and dollars of the run so far, and of `more_s` that follow. Every rank calls it."""
+        passed_s = self._timeline.passed_s()
+        duration_s = self._earlier.get("duration_s", 0.0) + passed_s
+        joules = self._world.gather(self._joules())
+        kwh = None
+        if None not in joules:
+            # of this part, which goes on as it has begun
+            part = sum(joules) / 3.6e6 - self._earlier_kwh
+            kwh = self._earlier_kwh + part * (1 + more_s / passed_s)
+        duration_s += more_s
+        price = self._description["settings"].get("gpu_price")
+        dollars = price and price * self._world.size * duration_s / 3600
+        return {"duration_s": duration_s, "kwh": kwh, "dollars": dollars}
+
     def failed(self, split: str, names: Sequence[str]) -> None:
         """Tell which samples could not be decoded: the first ones are said, all are in failed.txt."""
         for name in names[:SAID]:
@@ -441,12 +516,11 @@ class Reporter:
         self._finished = finished
         step = progress["step"]
         first = self._task.figures[0]
-        earlier = self._record.earlier_summary() if self._resumed_at else None
-        before_s = (earlier or {}).get("duration_s", 0.0)
         trained = {
             "finished": finished,
             "ended": time.strftime("%Y-%m-%d %H:%M"),
-            "duration_s": before_s + self._timeline.passed_s(),
+            "duration_s": self._earlier.get("duration_s", 0.0)
+            + self._timeline.passed_s(),
             **summary.trained(progress, failed),
             "early_stop": self._early_stop,
             **summary.best(progress, first, self._record.folder),
@@ -522,7 +596,6 @@ class Reporter:
             for name, value in self._description.items()
             if name not in NOT_IN_SUMMARY
         }
-        price = self._description["settings"].get("gpu_price")
         clips: dict[str, Any] = {}
         if frames := about.get("clip_frames"):
             clips["clips"] = {
@@ -550,8 +623,9 @@ class Reporter:
                 "sm_mhz": load["gpu"]["sm_mhz"],
                 "stages": of_loader,
             },
-            "dollars": price
-            and price * self._world.size * trained["duration_s"] / 3600,
+            "dollars": self._spent(0.0)["dollars"],
+            "forecast": self._forecast,
+            "reached": self._reached,
             "learning": {**about.get("learning", {}), **self._of_last_pass},
             facts.NOW: {"validations": self._validations},
             "pauses": self._meter.pauses,
@@ -567,16 +641,19 @@ class Reporter:
         return facts.of_run(own, self._world)
 
     def _joules(self) -> float | None:
-        """Return what this rank's GPU has used since the run began, or was resumed; None where it does not count."""
+        """Return what this rank's GPU has used since the run began, of rank 0 with what all have used in the part
+        before; None where it does not count.
+        """
         now = self._sampler.energy_j()
         if now is None or self._energy_before_j is None:
             return None
-        return now - self._energy_before_j
+        before = self._earlier_kwh * 3.6e6 if self._world.rank == 0 else 0.0
+        return now - self._energy_before_j + before
 
     def _of_earlier_part(self, trained: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the summary of a run that was over before: its rates are of the part that trained."""
-        earlier = self._record.earlier_summary()
-        if earlier is None:
+        earlier = self._earlier or self._record.earlier_summary()
+        if not earlier:
             return None
         self._console.info(
             "nothing was left to train, its rates stay as they were: more --epochs or --steps, or a larger "

@@ -117,6 +117,19 @@ def of_points(
     return means, norms[-1] if norms else None
 
 
+def at_size(known: Mapping[int, float], pixels: int) -> float:
+    """Return the seconds of an image of so many pixels, of those that are `known`: by the line through the two nearest
+    sizes, or as it has pixels where one is known.
+    """
+    if pixels in known:
+        return known[pixels]
+    near, *others = sorted(known, key=lambda one: abs(one - pixels))
+    if not others:
+        return known[near] * pixels / near
+    slope = (known[others[0]] - known[near]) / (others[0] - near)
+    return known[near] + max(slope, 0.0) * (pixels - near)
+
+
 def trained(progress: Mapping[str, Any], failed: set[int]) -> dict[str, Any]:
     """Return what the whole run has trained on, whatever parts it was made in, for its summary."""
     return {

@@ -19,6 +19,7 @@ from saturate.report.advice import (
     DECODE_ON_GPU,
     GPU_ALONE,
     LIKE_OTHERS,
+    SMALLER,
     WORTH,
     Cause,
     Summary,
@@ -341,8 +342,11 @@ def _baseline(model: Model, share: Any) -> Limits:
 
 
 def _like_others(model: Model, large: Any) -> Limits:
+    yield from _smaller(model, large["above_median"])
+
+
+def _smaller(model: Model, share: Any) -> Limits:
     # decoding takes as long as there are pixels
-    share = large["above_median"]
     if model.stage("decode"):
         yield (model.spared("decode", share),)
     else:
@@ -355,6 +359,7 @@ REMEDIES: dict[Cause, Callable[[Model, Any], Limits]] = {
     CORES_ALONE: _cores_alone,
     BASELINE: _baseline,
     LIKE_OTHERS: _like_others,
+    SMALLER: _smaller,
 }
 
 

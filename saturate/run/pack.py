@@ -3,6 +3,7 @@ Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
 With --pixels only the bytes are others: a binary PPM of each image, or an LZ4 frame of one, read without a decoder.
+With --max-side larger images become JPEGs of that size.
 The store is then scanned as any other: its names, labels and classes are compared with what was to be written,
 and each sample by a digest. TO has its name once it is whole.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,13 +23,16 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from saturate.contracts import Source, Split, UserError, counted
-from saturate.dataset.images.columns import Images
+from saturate.dataset.images.columns import TRANSPOSE, Images
+from saturate.dataset.images.headers import opened
 from saturate.dataset.images.pixels import stored
 from saturate.dataset.open import open_splits
 from saturate.dataset.stores import source_named
-from saturate.loaders.images.decoders import shown_rgb
+from saturate.loaders.images.decoders import pillow_rgb, shown_rgb
+from saturate.plan.geometry import turned_pixels
 from saturate.report.console import Console
 from saturate.run._foreign import files_of, open_rows
 from saturate.run._stores import FORMATS, Packed, Writer, require
@@ -42,6 +47,8 @@ Change = Callable[[int, bytes], bytes]
 """(sample, its bytes) -> what is written."""
 THREADS = 16
 """Reads at once: the storage is waited for, not the processor."""
+QUALITY = 92
+"""Of the JPEGs of --max-side, by libjpeg's scale."""
 BATCH = 64 << 20
 """Bytes of a commit."""
 DIGEST = 16
@@ -117,6 +124,40 @@ def as_pixels(
     return stored(np.asarray(image), compressed=compressed)
 
 
+def smaller(columns: Images, sample: int, content: bytes, *, side: int) -> bytes:
+    """Return a sample as a JPEG whose longer side is `side` pixels; the bytes themselves of one that is not larger,
+    or cannot be decoded. Where `columns` are as viewers show them it is turned, else EXIF stays as it was.
+    """
+    height, width = int(columns.height[sample]), int(columns.width[sample])
+    share = side / max(height, width)
+    if share >= 1:
+        return content
+    turn = 0 if columns.exif is None else int(columns.exif[sample])
+    swapped = turn >= TRANSPOSE
+    height, width = (width, height) if swapped else (height, width)
+    size = max(round(width * share), 1), max(round(height * share), 1)
+    about: dict[str, object] = {}
+    try:
+        # a JPEG is decoded at half its size or less, where twice what is wanted is left
+        image = pillow_rgb(content, (2 * size[0], 2 * size[1]))
+        with opened(content) as file:
+            about["icc_profile"] = file.info.get("icc_profile")
+            # Pillow has turned a TIFF itself
+            if columns.exif is None and file.format != "TIFF":
+                about["exif"] = file.getexif()
+    except UserError:
+        raise
+    except Exception:  # as of `as_pixels`
+        return content
+    image = image.resize(size, Image.Resampling.LANCZOS)
+    image = Image.fromarray(
+        np.ascontiguousarray(turned_pixels(np.asarray(image), turn))
+    )
+    written = io.BytesIO()
+    image.save(written, "JPEG", quality=QUALITY, **about)
+    return written.getvalue()
+
+
 def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:
     """Raise UserError where a sample of the store is not, bit for bit, what was read."""
     for sample, content in enumerate(
@@ -188,7 +229,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="decode images, and write their pixels in place of their bytes",
     )
     parser.add_argument(
-        "--exif", choices=["stored", "shown"], help="as of training, for --pixels"
+        "--max-side",
+        metavar="N",
+        type=int,
+        help="make larger images JPEGs of quality 92 whose longer side has N pixels",
+    )
+    parser.add_argument(
+        "--exif",
+        choices=["stored", "shown"],
+        help="as of training, for --pixels and --max-side",
     )
     parser.add_argument(
         "--images", help="dataset of HDF5, or feature of TFRecord, with the images"
@@ -215,6 +264,11 @@ def _run(options: argparse.Namespace) -> int:
         if (value := getattr(options, name)) is not None
     }
     settings = build(chosen).data
+    side = options.max_side
+    if side is not None and (side < 1 or options.pixels):
+        raise UserError(
+            f"--max-side {side} is a length in pixels, and not with --pixels"
+        )
     console = Console()
     files = files_of(Path(options.data))
     splits = (
@@ -230,6 +284,8 @@ def _run(options: argparse.Namespace) -> int:
                 if options.pixels:
                     compressed = options.pixels == "lz4"
                     change = partial(as_pixels, split.columns, compressed=compressed)
+                elif side:
+                    change = partial(smaller, split.columns, side=side)
                 with console.counting(name) as say:
                     pack_split(split, name, form, work, say, change)
                 console.info(f"{name}: {counted(len(split.columns), 'sample')}")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-import torch
-from torch import nn
-
 from saturate.contracts import UserError, counted
 from saturate.engine import memory
 from saturate.engine.checkpoint import Resume
@@ -22,19 +19,6 @@ from saturate.run.build import Assembly, Resolved
 from saturate.system import exit_codes, fonts
 from saturate.tasks.initial_state import Start
 from saturate.tasks.kind import Asked
-
-
-class Mirrored(nn.Module):
-    """A classifier whose logits are the mean of two views: a batch as it is, and mirrored left to right."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, C] of images [B, 3, H, W], or of clips [B, 3, T, H, W]."""
-        both: torch.Tensor = self.module(images) + self.module(images.flip(-1))
-        return both / 2
 
 
 def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
@@ -129,8 +113,9 @@ def answered(
         console.epoch(title="predicting", total=total, item=item) as bar,
     ):
         return evaluate(
-            Mirrored(module) if settings.config.run.tta == "flip" else module,
+            module,
             loader.batches(0, 0),
+            tta=settings.config.run.tta,
             task=assembly.val_task,
             precision=settings.precision,
             world=world,

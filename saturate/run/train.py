@@ -44,7 +44,7 @@ from saturate.engine.checkpoint import (  # noqa: E402
 from saturate.engine.failures import Failures  # noqa: E402
 from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
-from saturate.engine.validation import Validation  # noqa: E402
+from saturate.engine.validation import Target, Validation  # noqa: E402
 from saturate.loaders import first_batches, open_loader  # noqa: E402
 from saturate.models import Unusable  # noqa: E402
 from saturate.plan import draws  # noqa: E402
@@ -57,7 +57,7 @@ from saturate.report.profile import profiler  # noqa: E402
 from saturate.report.reporter import Reporter  # noqa: E402
 from saturate.report.sinks import require_trackers  # noqa: E402
 from saturate.report.summary import describe, left_out, rejected  # noqa: E402
-from saturate.run import build  # noqa: E402
+from saturate.run import batch_size, build  # noqa: E402
 from saturate.run.build import Assembly, Resolved  # noqa: E402
 from saturate.run.predict import predict  # noqa: E402
 from saturate.settings import config as schema  # noqa: E402
@@ -69,6 +69,7 @@ from saturate.system.timeline import Timeline  # noqa: E402
 from saturate.system.triton_kernels import hash_ahead  # noqa: E402
 from saturate.tasks import COMPARED, tables  # noqa: E402
 from saturate.tasks.initial_state import Start  # noqa: E402
+from saturate.tasks.kind import TaskKind  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
@@ -156,17 +157,22 @@ def train(
     """Train, or evaluate, and return the exit code. Raises UserError, Unusable and NotFinite."""
     run = start.config.run
     settings = build.resolve(start, world)
+    batch_size.require_gpu(settings)
     require_trackers(run.log)
     output = world.first(lambda: folder_of(settings, resume))
     with ExitStack() as stack:
         claim(output, resume, world, stack)
-        trained = start.trained_on(resume.of_data(world))
+        checkpoint = resume.of_data(world)
+        trained = start.trained_on(checkpoint)
         settings, splits = build.open_data(settings, world, console, trained)
         TIMELINE.mark("data")
         # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
         # Must precede Phases(): it records events on the current stream.
         stack.enter_context(world.own_stream())
+        before = checkpoint.get("config", {}).get("batch_size")
+        sized = partial(batch_size.sized, before=before, make_step=step_of)
+        settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
         # cuDNN's search begins anew with each shape
         torch.backends.cudnn.benchmark = not assembly.plan.batches.varies
@@ -428,6 +434,8 @@ def training_of(
         failures=failures["val"],
         report=reporter,
         of_average=settings.start.of_average,
+        tta=config.run.tta,
+        target=target_of(config.optimisation.until, kind),
     )
     return Training(
         world=chosen.step.world,
@@ -446,6 +454,14 @@ def training_of(
         profiler_step=profiler_step,
         progress=progress,
     )
+
+
+def target_of(until: str | None, kind: TaskKind) -> Target | None:
+    """Return what --until asks for, which tasks.kind_of has checked."""
+    if until is None:
+        return None
+    name = until.partition("=")[0]
+    return Target(until, next(one for one in kind.figures if one.name == name))
 
 
 def fetched(run: Run, stack: ExitStack) -> Mirror | None:

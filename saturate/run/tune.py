@@ -164,8 +164,15 @@ def recipe_of(settings: Tune) -> tuple[Config, set[str]]:
 # --- levers -------------------------------------------------------------------
 
 
+def _rows(config: Config) -> int:
+    rows = config.loading.batch_size
+    if rows == "auto":
+        raise UserError("--config: batch_size auto; trials begin at a number")
+    return rows
+
+
 def _batch_sizes(config: Config) -> list[int]:
-    base = config.loading.batch_size
+    base = _rows(config)
     sizes = [base * halves // 2 for halves in HALVES if base * halves % 2 == 0]
     step = config.optimisation
     a_step = step.global_batch_size or base * step.accumulate
@@ -180,7 +187,7 @@ def changes_of(lever: str, value: Any, config: Config) -> Choice:
     """Return the settings that a value of a lever changes: micro-batches that are larger are fewer."""
     accumulate = config.optimisation.accumulate
     if lever == "batch_size" and accumulate > 1:
-        fewer = config.loading.batch_size * accumulate // value
+        fewer = _rows(config) * accumulate // value
         return {lever: value, "accumulate": fewer}
     return {lever: value}
 

@@ -120,6 +120,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     if step.teacher and config.data.multi_label:
         yield "teacher", "is for samples with one label; leave it out"
     run = config.run
+    if run.uses and config.loading.batch_size == "auto":
+        yield "batch-size", "auto is for training; name a number"
     if run.predict is not None and run.evaluate:
         yield "predict", "and --evaluate are two runs; leave one of them out"
     data = config.data.data
@@ -190,6 +192,8 @@ def micro_batches(config: Config, ranks: int) -> tuple[int, int]:
     --global-batch-size; without it --batch-size and --accumulate. Raises UserError where they cannot."""
     samples = config.optimisation.global_batch_size
     asked = config.loading.batch_size
+    if asked == "auto":
+        asked = 1  # until it was found out, see run/train.py
     if samples is None:
         return asked, config.optimisation.accumulate
     share, rest = divmod(samples, ranks)

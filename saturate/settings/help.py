@@ -236,7 +236,7 @@ dataset-download dataset-trust-remote-code: nothing is downloaded, and no code o
 DIFFERENT = _table("""
 color-jitter: --color-jitter X, and adds to --auto-augment (timm turns it off there, but for 3a)
 scale: --crop-scale LOW HIGH
-tta: --tta flip, of --predict alone
+tta: --tta flip
 """)
 """A flag here that means something else to other programs -> what theirs is here."""
 UNSET = ("None", "False", "", "0", "0.0", "[]", "{}")

@@ -29,8 +29,9 @@ class Loading(Settings):
     )
     """Decoder of the loaders torchvision and paired; auto = the fastest whose pixels are PIL's, bit for
     bit."""
-    batch_size: PositiveInt = setting(64, evaluation="free")
-    """Samples in a micro-batch of one rank."""
+    batch_size: PositiveInt | Literal["auto"] = setting(64, evaluation="free")
+    """Samples in a micro-batch of one rank. auto = about the most that a GPU trains and validates, which some
+    trials find out (--global-batch-size keeps the recipe); a resumed run keeps its own."""
     val_batch_size: PositiveInt | None = setting(
         None, tasks=AUGMENTED, changes_rate=False, evaluation="free"
     )

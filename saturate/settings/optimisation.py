@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from saturate.settings.cli import Settings
 from saturate.settings.types import CLASSIFIERS, Facts, NotNegative, Share, setting
+
+
+def _target(value: str) -> str:
+    if not re.fullmatch(r"\w+=\d*\.?\d+", value):
+        raise ValueError(f"got '{value}', which is no NAME=VALUE, such as top1=0.759")
+    return value
 
 
 class Optimisation(Settings):
@@ -30,6 +37,11 @@ class Optimisation(Settings):
         0, needs=("val_every",), changes_rate=False, resume="free"
     )
     """End after so many validations in a row without a better figure; 0 = never."""
+    until: Annotated[str, AfterValidator(_target)] | None = setting(
+        None, needs=("val_every",), changes_rate=False, resume="free"
+    )
+    """End once a validation reaches a figure, such as top1=0.759 (a share), of the network or of its average.
+    The schedule still spans --epochs."""
     optimizer: Literal[
         "sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"
     ] = "sgd"
@@ -58,11 +70,12 @@ class Optimisation(Settings):
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     """What is left of the learning rate from each layer to the one before: timm's groups of layers
     (--arch timm/NAME), of other networks their blocks; 1 = all."""
-    schedule: Literal["cosine", "linear", "step", "constant"] = setting(
+    schedule: Literal["cosine", "linear", "poly", "step", "constant"] = setting(
         "cosine", changes_rate=False
     )
-    """Learning rate after the warm-up: cosine or linear = it falls to --final-lr; step = it drops by --lr-gamma
-    every --lr-step-epochs, or at --lr-milestones; constant = it stays."""
+    """Learning rate after the warm-up: cosine, linear or poly = it falls to --final-lr, poly as what is left of
+    the epochs to the power of --lr-power; step = it drops by --lr-gamma every --lr-step-epochs, or at
+    --lr-milestones; constant = it stays."""
     warmup_epochs: NotNegative = setting(5.0, changes_rate=False)
     """Linear warm-up from --warmup-start, in epochs."""
     warmup_steps: NonNegativeInt = setting(0, changes_rate=False)
@@ -70,9 +83,13 @@ class Optimisation(Settings):
     warmup_start: Share = setting(0.01, changes_rate=False)
     """Share of --lr that the warm-up begins at."""
     final_lr: NotNegative = setting(
-        0.0, needs=("schedule", "cosine", "linear"), changes_rate=False
+        0.0, needs=("schedule", "cosine", "linear", "poly"), changes_rate=False
     )
-    """Learning rate at the end of the cosine, or of the line."""
+    """Learning rate at the end of the cosine, of the line or of poly."""
+    lr_power: Annotated[FiniteFloat, Field(gt=0)] = setting(
+        2.0, needs=("schedule", "poly"), changes_rate=False
+    )
+    """Power of the poly schedule."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = setting(
         30.0, needs=("schedule", "step"), changes_rate=False
     )

@@ -53,10 +53,9 @@ class Run(Settings):
         "csv", needs=("predict",), tasks=("classification", "superres", "video")
     )
     """Table of --predict: CSV, a JSON object a line, or parquet."""
-    tta: Literal["none", "flip"] = setting(
-        "none", needs=("predict",), tasks=("classification", "video")
-    )
-    """Views of a sample whose logits --predict averages: flip = as it is and mirrored left to right."""
+    tta: Literal["none", "flip"] = setting("none", tasks=("classification", "video"))
+    """Views of a sample whose logits a validation and --predict average: flip = as it is and mirrored left to
+    right. A validation then takes twice as long."""
     ceilings: Literal["auto"] | bool = "auto"
     """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer
     with a slow loader). auto = unless that takes longer than the training; with --seconds always."""

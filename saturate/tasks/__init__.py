@@ -50,6 +50,13 @@ def kind_of(config: Config) -> TaskKind:
     groups = {field.name: getattr(config, field.name) for field in fields(kind)}
     kind = replace(kind, **groups).variant
     require_read(config, kind)
+    if until := config.optimisation.until:
+        titled = {figure.name: figure for figure in kind.figures if figure.title}
+        name, _, value = until.partition("=")
+        share = titled[one_of("--until", name, titled)].unit == "%"
+        if share and float(value) > 1:
+            right = f"{name}={float(value) / 100:g}"
+            raise UserError(f"--until got '{until}', and {name} is a share: {right}")
     return kind
 
 

@@ -5,7 +5,6 @@ To predict, each image is enlarged and written as a PNG file.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from saturate.contracts import (
     counted,
 )
 from saturate.dataset.images.columns import shown_by
+from saturate.dataset.images.headers import opened
 from saturate.dataset.open import cache_folder, tell_of_copies
 from saturate.dataset.pairs.columns import (
     Pairs,
@@ -260,7 +260,7 @@ class Written:
             upright = turned_pixels(pixels, int(task.turns[sample]))
             picture = Image.fromarray(np.ascontiguousarray(upright))
             picture.save(self._folder / self._names[sample])
-            with Image.open(io.BytesIO(task.source.read(sample))) as image:
+            with opened(task.source.read(sample)) as image:
                 self._transparent += image.has_transparency_data
 
     def result(self, world: World) -> dict[str, Any]:

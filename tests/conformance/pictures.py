@@ -6,12 +6,18 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from saturate.contracts import Array
+
+HAS_HEIC = find_spec("pillow_heif") is not None
+if HAS_HEIC:  # what users install
+    import_module("pillow_heif").register_heif_opener()
 
 EXIF_ORIENTATION = 0x0112
 
@@ -140,6 +146,8 @@ def odd_files() -> dict[str, bytes]:
         "tiff": _saved(colour, "TIFF"),
         "tiff-16": _saved(Image.fromarray(deep), "TIFF"),
         "ppm": _saved(colour, "PPM"),
+        "avif": _saved(colour, "AVIF", quality=90, exif=exif.tobytes()),
+        **({"heic": _saved(colour, "HEIF", quality=90)} if HAS_HEIC else {}),
     }
 
 

@@ -52,6 +52,8 @@ STEPPED = {
     "imagenet/resnet50.v2": SMALL,
     "imagenet/deit3_small_patch16_224": SMALL,
     "imagenet/resnetblur50.ffcv": f"{SMALL} --image-size-start 32",
+    "imagenet/resnetblur50.mosaic": f"{SMALL} --image-size-start 32",
+    "imagenet/resnet50.mlperf": SMALL,
     "video/r2plus1d_18": "--image-size 32 --short-side 36 36 --val-resize 36 --batch-size 2",
     "video/mvit_v2_s": "--batch-size 2",
     "coco/finetune": "--image-size 64 --short-sides 64 --longer-side 96 --batch-size 1",

@@ -48,6 +48,21 @@ def test_patience_counts_validations_without_a_better_figure_also_over_a_resume(
     assert told["early_stop"] == stop
 
 
+def test_a_run_ends_with_the_figure_that_it_was_until_and_averages_two_views(
+    train: Runner, pictures: Path
+) -> None:
+    flags = "--batch-size 32 --epochs 9 --val-every 1 --until top1=0 --tta flip"
+    told = summary(run(train, pictures, "run", flags))
+    assert told["epochs"] == 1 and told["finished"] and told["early_stop"] is None
+    assert told["reached"]["figure"] == "top1=0" and told["reached"]["epoch"] == 1
+    again = summary(run(train, pictures, "run", f"{flags} --resume auto"))
+    assert again["epochs"] == 1 and again["reached"] == told["reached"]
+    line = train("--data", pictures, "--until", "top3=0.5").mistake()
+    assert "--until got 'top3'" in line
+    line = train("--data", pictures, "--until", "top1=75.9").mistake()
+    assert "--until got 'top1=75.9', and top1 is a share: top1=0.759" in line
+
+
 def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
     """Operations, partners, repeats, moments and loss scale are those of the place in training."""
     flags = """--auto-augment rand-m9-mstd0.5-inc1 --erase 0.5 --erase-mode pixel --repeats 2 --mixup 0.8

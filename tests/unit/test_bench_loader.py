@@ -357,6 +357,32 @@ def test_clips_by_hand_have_the_frames_that_were_asked_for(
     assert shown(4, 3, 0.5) == [10, 13, 16, 19] and shown(40, 1, 0.7) == list(range(30))
 
 
+def test_full_size_is_a_part_of_the_frames_as_they_lie(videos: Path) -> None:
+    file = str(videos / "train" / "video" / "0000.mp4")
+    how: dict[str, Any] = {"frames": 5, "stride": 4, "size": 64, "shorter": 64}
+    decode = pytorch.pyav_clip
+    clips = pytorch.Clips([file], [0], decode=decode, **how)
+    pixels, _ = clips[0]
+    mean, std = (
+        torch.tensor(each)[:, None, None, None] for each in (pytorch.MEAN, pytorch.STD)
+    )
+    levels = pixels * std + mean
+    # a window of 64 of the 96 columns, at every place; the clip begins at one of 7 frames
+    whole = torch.from_numpy(decode(file, 24, 1, 0.0)).permute(3, 0, 1, 2) / 255
+    windows = whole.unfold(3, 64, 1)  # [3, T, H, places, 64]
+    apart = [
+        (windows[:, start : start + 17 : 4, :, place] - levels).abs().max()
+        for start in range(7)
+        for place in range(33)
+    ]
+    assert min(apart) < 1e-5
+    sizes = {"batch_size": 2, "image_size": 64, "short_side": 64, "clip_frames": 4}
+    data = training_split(videos, "video")
+    feed = _loaders.feed_of(asked_for(medium="videos", **sizes), "pyav", data, ALONE)
+    window = next(iter(feed.plan.rows(0, 0))).windows[0]
+    assert [*(window[2:] - window[:2])] == [64, 64]
+
+
 def test_a_set_of_videos_is_as_asked(videos: Path) -> None:
     folder = videos / "train" / "video"
     found = [read(os.fsencode(path)) for path in sorted(folder.iterdir())]
@@ -367,6 +393,8 @@ def test_a_set_of_videos_is_as_asked(videos: Path) -> None:
         assert about.items() >= wanted.items() and CODECS[about["codec"]] == "h264"
         assert times.keys.nonzero()[0].tolist() == [0, 8, 16]
     assert len({times.record for times in found}) > 1, "no two are alike"
+    frames = pytorch.pyav_clip(str(folder / "0003.mp4"), 24, 1, 0.0)
+    assert [video_set.number_of(frame) for frame in frames] == [*range(24)]
 
 
 # --- links --------------------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from saturate.contracts import UserError
 from saturate.dataset.coco.layouts import find
@@ -151,3 +154,54 @@ def test_what_is_no_layout(files: list[str], said: str, root: Path) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("{}")
     assert said in refused(lambda: find(root, "val", keypoints=False))
+
+
+VOC = """<annotation><filename>{name}.jpg</filename>
+<size><width>40</width><height>30</height><depth>3</depth></size>
+{objects}</annotation>"""
+OBJECT = """<object><name>{}</name><difficult>{}</difficult><bndbox>
+<xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"""
+OBJECTS = {
+    "000005": [("dog", 0, 9, 11, 20, 30), ("cat", 1, 1, 1, 40, 30)],
+    "000007": [("person", 0, 3, 4, 3, 9)],
+    "000009": [],
+    "000012": [("cat", 0, 31, 2, 39, 8)],
+}
+"""Image -> name, difficult, xmin, ymin, xmax, ymax: pixels from 1 on, the last one included."""
+
+
+def test_pascal_voc_by_the_pages_two_lines(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("supervision")
+    page = Path(__file__).resolve().parents[2] / "docs" / "data.md"
+    (code,) = re.findall(
+        r"```python\n(import supervision.*?)```", page.read_text(), re.S
+    )
+    for folder in ("JPEGImages", "Annotations"):
+        (root / "VOC" / folder).mkdir(parents=True)
+    for name, objects in OBJECTS.items():
+        Image.new("RGB", (40, 30)).save(root / f"VOC/JPEGImages/{name}.jpg")
+        xml = "".join(OBJECT.format(*one) for one in objects)
+        text = VOC.format(name=name, objects=xml)
+        (root / f"VOC/Annotations/{name}.xml").write_text(text)
+    monkeypatch.chdir(root)
+    exec(code, {})
+    found = {}
+    for split in ("train", "val"):
+        columns = opened(root / "COCO", split)
+        assert columns.rejected == 0
+        for sample in range(len(columns)):
+            its = columns.annotations(sample)
+            named = [columns.class_names[one] for one in columns.category[its]]
+            found[Path(os.fsdecode(columns.path(sample))).stem] = [
+                (kind, *box)
+                for kind, box in zip(named, columns.boxes[its].tolist(), strict=True)
+            ]
+    assert found == {
+        name: [
+            (kind, left - 1, top - 1, right - left + 1, bottom - top + 1)
+            for kind, _, left, top, right, bottom in objects
+        ]
+        for name, objects in OBJECTS.items()
+    }

@@ -12,7 +12,7 @@ from tests.unit.drills import add_line, copied, ran
 from tests.unit.test_house import ROOT
 
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-TOY = PAGE.partition("```python\n")[2].partition("```")[0]
+TOY = PAGE.rpartition("```python\n")[2].partition("```")[0]
 """The example of the page: a line 'name size label' before the bytes of each image."""
 LINE = '    "toy": "saturate.dataset.stores.toy",'
 IMAGES = [*scenes.small(8).values()]

@@ -20,7 +20,8 @@ from torch import nn
 from saturate.contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
 from saturate.engine import checkpoint, loop, unkillable
 from saturate.engine.checkpoint import Checkpoints, Progress, Resume
-from saturate.engine.distributed import ProcessWorld
+from saturate.engine.distributed import ProcessWorld, Vote
+from saturate.engine.evaluate import evaluate
 from saturate.engine.failures import Failures
 from saturate.engine.loop import Training
 from saturate.engine.validation import Validation
@@ -78,6 +79,7 @@ class Toy:
             views=1,
             ordering="one",
             first_epochs=(0,),
+            pixels=lambda epoch: 1,
             steps=lambda done: (SAMPLES - done) // BATCH,
         )
         step = MagicMock(side_effect=self.step, loss_terms=(), ema=None)
@@ -623,3 +625,32 @@ def test_a_loader_that_cannot_begin_the_next_epoch_loses_no_checkpoint(
     with pytest.raises(UserError, match="have gone"):
         toy.training.fit()
     assert toy.kept("last.pt")[1]["epoch"] == 1
+
+
+@pytest.mark.parametrize("tta", ["none", "flip"])
+def test_a_validation_averages_what_is_said_of_two_views(tta: str) -> None:
+    world = ProcessWorld(torch.device("cpu"))
+    columns = nn.Linear(4, 2)
+    module = nn.Sequential(nn.Flatten(), columns)
+    images = torch.randn(3, 1, 1, 4)
+    metric, task = MagicMock(), MagicMock(inputs=lambda batch: (batch.images,))
+    task.metric.return_value = metric
+    batch = MagicMock(images=images, ids=np.arange(3), failed=[])
+    evaluate(
+        module,
+        [batch],
+        task=task,
+        precision="fp32",
+        world=world,
+        vote=Vote(world),
+        stop=lambda: False,
+        advance=lambda _: None,
+        tta=tta,
+    )
+    (logits, _), _ = metric.update.call_args
+    flat = images.flatten(1).double()
+    views = [flat, flat.flip(1)] if tta == "flip" else [flat]
+    weight, bias = columns.weight.double(), columns.bias.double()
+    wanted = torch.stack([view @ weight.T + bias for view in views]).mean(0)
+    torch.testing.assert_close(logits.double(), wanted, rtol=0, atol=1e-6)
+    assert module.training

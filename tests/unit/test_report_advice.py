@@ -91,6 +91,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "large files made like the others: 260 img/s are predicted, +160%.",
     ),
     (summary("loader", files=LARGE, what_if=[GRAPHS, SMALLER]), "--graphs true: 250"),
+    (
+        summary("loader", files={"above_side": 0.97}),
+        "97% of the images' pixels are decoded and thrown away: they are large photographs; "
+        "copies of 640 px (scripts.pack): not known.",
+    ),
     (summary("compute", files=PROGRESSIVE), "more GPUs"),
     (summary("contention"), "--graphs true leaves few launches"),
     (summary("contention", graphs_off="many shapes", workers=8), "fewer --workers"),

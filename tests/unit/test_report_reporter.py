@@ -313,3 +313,104 @@ def test_what_was_refused_and_why() -> None:
     lines = dict(rows({"clips": clips}, KIND))
     assert lines["frames"] == "40 frame/s   (1.50 decoded for each)"
     assert lines["fallback"].startswith("10 clips by pyav instead (6 h264 in ts; 4 h26")
+
+
+# --- minutes and dollars ------------------------------------------------------------------------------------------
+
+
+class Simulated:
+    """A run of 16 epochs as FFCV's, whose images grow, on a clock of its own. A step takes a share of its time as
+    it has pixels, and the rest whatever size they have.
+    """
+
+    STEPS, SAMPLES, SIZES = 100, 25_600, [160] * 12 + [176] + [192] * 3
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, of_pixels: float
+    ) -> None:
+        self.now, self.of_pixels = 0.0, of_pixels
+        about: dict[str, Any] = {"epoch_samples": self.SAMPLES}
+        self.told = Told(folder, settings={"gpu_price": 3.0}, **about)
+        reporter, world = self.told.reporter, self.told.world
+        clock = self.clock = lambda: self.now
+        reporter._meter = self.meter = Meter(
+            world, min_window_s=2.0, synchronise=lambda: None, clock=clock
+        )
+        monkeypatch.setattr(reporter._timeline, "passed_s", clock)
+        monkeypatch.setattr(reporter, "_joules", lambda: 500 * self.now)
+
+    def epoch(self, side: int, epoch: int) -> None:
+        if epoch and side != self.SIZES[epoch - 1]:
+            self.meter.begin_anew()
+        self.meter.resume(epoch)
+        pixels = (side / 160) ** 2
+        for step in range(self.STEPS):
+            # the first steps of an epoch wait for the loader
+            waits = 1.5 if step < 3 else 1
+            self.now += 0.1 * waits * (1 + self.of_pixels * (pixels - 1))
+            self.meter.add(self.SAMPLES // self.STEPS)
+            if self.meter.due():
+                self.meter.point()
+        self.meter.pause()
+        with self.meter.pause_for("validation"):
+            self.now += 3.0
+        self.told.reporter.validated(RESULT, step=1, epoch=epoch)
+        with self.meter.pause_for("checkpoint"):
+            self.now += 0.7
+
+    def run(self) -> list[float]:
+        """Return what was predicted of the whole run's seconds, each time that it was said."""
+        self.now = 12.0  # the start
+        said: list[float] = []
+        for epoch, side in enumerate(self.SIZES, 1):
+            self.epoch(side, epoch - 1)
+            later = self.SIZES[epoch:]
+            rest = {one**2: float(count) for one, count in Counter(later).items()}
+            if later:
+                self.told.reporter.forecast(
+                    side**2, rest, done=epoch, validations=len(later)
+                )
+            forecast = self.told.reporter._forecast
+            if forecast and forecast["duration_s"] not in said:
+                said.append(forecast["duration_s"])
+        return said
+
+
+def test_a_run_tells_after_its_first_epoch_what_all_of_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Simulated(tmp_path, monkeypatch, of_pixels=1.0)
+    (said,) = run.run()
+    told = run.told.finish()["forecast"]
+    run.told.reporter.close()
+    assert said == told["duration_s"] == pytest.approx(run.now, rel=0.03)
+    assert told["kwh"] == pytest.approx(500 * run.now / 3.6e6, rel=0.03)
+    assert told["dollars"] == pytest.approx(3 * run.now / 3600, rel=0.03)
+    (line,) = (
+        line
+        for line in run.told.stream.getvalue().splitlines()
+        if line.startswith("the run ends ")
+    )
+    assert " kWh, $" in line and line.endswith(" of GPUs in all")
+
+
+def test_an_end_that_moves_is_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that wait for a loader take no longer with larger images, which shows with the second size."""
+    run = Simulated(tmp_path, monkeypatch, of_pixels=0.0)
+    first, second = run.run()
+    run.told.reporter.close()
+    assert first > 1.03 * run.now and second == pytest.approx(run.now, rel=0.03)
+
+
+def test_what_a_figure_has_taken_is_told(tmp_path: Path) -> None:
+    told = Told(tmp_path, settings={"gpu_price": 3600.0})
+    told.reporter.reached("top1=0.5", 4)
+    summary = told.finish()
+    told.reporter.close()
+    reached = summary["reached"]
+    assert (reached["figure"], reached["epoch"]) == ("top1=0.5", 5)
+    assert reached["dollars"] == pytest.approx(reached["duration_s"])
+    assert 0 < reached["duration_s"] <= summary["duration_s"]
+    assert "reached top1=0.5 after epoch 5, " in told.stream.getvalue()

@@ -34,6 +34,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Callable[..., LRScheduler]]] = {
         {"schedule": "linear"},
         lambda optimizer, warmup: PolynomialLR(optimizer, EPOCHS - warmup, power=1.0),
     ),
+    "polynomiallr": (
+        {"schedule": "poly", "lr_power": 2},
+        lambda optimizer, warmup: PolynomialLR(optimizer, EPOCHS - warmup, power=2.0),
+    ),
     "steplr": (
         {"schedule": "step", "lr_step_epochs": 30},
         lambda optimizer, warmup: StepLR(optimizer, 30, gamma=0.1),

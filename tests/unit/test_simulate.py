@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import simulate
 from benchmarks.simulate import FORMULAS, GIB, ORDER_BYTES, Case, main, table
+from saturate.contracts import Split
 from saturate.dataset.stores.folder import open_folder
+from saturate.dataset.synthetic import NoBytes, SyntheticImages
 from saturate.plan.order import order
 from tests.unit.folders import JPEG, fill
 
@@ -55,3 +58,27 @@ def test_numbers_are_above_zero(flags: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("sys.argv", ["simulate", *flags.split()])
     with pytest.raises(SystemExit, match="2"):
         main()
+
+
+def test_a_presets_epochs_show_each_name_once_and_take_what_their_pixels_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = SyntheticImages(100)
+    split = Split(columns=columns, source=NoBytes(100))
+    monkeypatch.setattr(simulate, "synthetic", lambda: {"train": split, "val": split})
+    path = tmp_path / "preset.yaml"
+    path.write_text(
+        "arch: resnet18\nbatch_size: 5\nepochs: 2\nimage_size: 64\nimage_size_start: 32\n"
+        "image_size_ramp: [0, 1]\nwarmup_epochs: 0\nschedule: linear\nlr: 1\n"
+    )
+    words = ["--config", str(path), "--ranks", "2", "--rate", "10", "--gpu-price", "6"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    # ten steps of two fives; 100 images take 10 s, and a quarter of that at half the side
+    assert "| 1 | 32 | 10 | 100 | 1 to 0.55 | 0.0417 |" in told
+    assert "| 2 | 64 | 10 | 100 | 0.5 to 0.05 | 0.167 |" in told
+    assert "in all 0.208 minutes of training, 0.00694 GPU hours, $0.0417" in told
+    # ranks that show the same images
+    monkeypatch.setattr(simulate, "replace", lambda plan, **rank: plan)
+    with pytest.raises(ValueError, match="some twice"):
+        list(simulate.schedule(path, 2, 10, 6))

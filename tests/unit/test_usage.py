@@ -144,8 +144,8 @@ def test_the_arguments_of_a_run_of_timms_are_answered() -> None:
     [
         ("--scale 0.08 1.0", "--scale is --crop-scale LOW HIGH here"),
         ("--scale 0.08", "another program's is --crop-scale LOW HIGH"),
-        ("--tta 0", "another program's is --tta flip, of --predict alone"),
-        ("--model a --tta 0", "--tta is --tta flip here, of --predict alone"),
+        ("--tta 0", "another program's is --tta flip"),
+        ("--model a --tta 0", "--tta is --tta flip here"),
         ("--lr 0.1 0.2", "0.2: a path needs a flag"),
         ("--color-jitter 0.4 photos", "photos: a path needs a flag"),
     ],

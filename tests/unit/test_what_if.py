@@ -279,6 +279,16 @@ def test_files_that_are_slow_to_decode() -> None:
     assert BASELINE not in {one["what"] for one in what_if.predictions(of)}
 
 
+def test_photographs_that_are_larger_than_what_is_seen_of_them() -> None:
+    """Nine tenths of the pixels would not be there, and decoding takes all of the time."""
+    what = "copies of 640 px (scripts.pack)"
+    one = predicted(decodes(files={"above_side": 0.9}), what)
+    # the loader could make ten times as much, and the step 2,000
+    assert one["gain"] == pytest.approx(2000 / 333 - 1, rel=0.02)
+    few = what_if.predictions(decodes(files={"above_side": 0.7}))
+    assert what not in {one["what"] for one in few}
+
+
 LARGE, BASELINE = "large files made like the others", "baseline JPEGs (jpegtran)"
 
 

@@ -12,7 +12,10 @@ from saturate.dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound="Pictures")
 # the column `format` holds the index
-FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "lz4")
+FORMATS = (
+    *("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "lz4"),
+    *("avif", "heic"),
+)
 
 
 class Header(NamedTuple):
@@ -49,6 +52,8 @@ TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
 
 TRANSPOSE = 4
 """Turns from here on swap height and width."""
+MAX_SIDE = 640
+"""Pixels of the longer side from which on less is decoded of a smaller copy (scripts.pack --max-side)."""
 LARGE = 10
 """Times the pixels of the median from which on an image is large."""
 
@@ -122,7 +127,7 @@ class Pictures(Manifest):
 class Images(Pictures):
     """n images with a label, in the order of their path's bytes."""
 
-    VERSION = "images 11"
+    VERSION = "images 12"
     COLUMNS = Manifest.COLUMNS | {"label": "i4"} | CODES  # label: index into classes
     FINGERPRINT: ClassVar[tuple[str, ...]] = (
         "path_bytes",
@@ -169,7 +174,8 @@ class Unread(Images):
 
 def slow_to_decode(columns: Columns) -> dict[str, Any]:
     """Return the share of image files that are `progressive` JPEGs, and of the `large` ones their share of the `files`,
-    of all `pixels`, and of the pixels that would not be there if they were as large as the median (`above_median`).
+    of all `pixels`, and of the pixels that would not be there if they were as large as the median (`above_median`);
+    and the share that would not be there if no side was longer than MAX_SIDE (`above_side`).
 
     {} of what is no image file, and of images that nobody has read the headers of.
     """
@@ -179,10 +185,13 @@ def slow_to_decode(columns: Columns) -> dict[str, Any]:
     if not is_read.any():
         return {}
     pixels = columns.height[is_read].astype(np.int64) * columns.width[is_read]
+    longer = np.maximum(columns.height[is_read], columns.width[is_read])
+    left = pixels * np.minimum(MAX_SIDE / longer, 1.0) ** 2
     median = float(np.median(pixels))
     large = pixels > LARGE * median
     return {
         "progressive": float(columns.progressive[is_read].mean()),
+        "above_side": float(1 - left.sum() / pixels.sum()),
         "large": {
             "files": float(large.mean()),
             "pixels": float(pixels[large].sum() / pixels.sum()),

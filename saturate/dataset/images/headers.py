@@ -2,7 +2,8 @@
 
 Formats are told by their magic number, never by the name. JPEG and PNG are parsed here, for what Pillow does
 not say: whether a JPEG stores RGB, and whether the file is whole. So is WebP, of which Pillow reads the whole
-file and makes room for its pixels. GIF, BMP, TIFF and PPM are opened by Pillow.
+file and makes room for its pixels. GIF, BMP, TIFF and PPM are opened by Pillow; so are AVIF, and HEIC where
+pillow-heif is installed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import re
 import struct
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from saturate.dataset.images import pixels
 from saturate.dataset.images.columns import FORMATS, Header
@@ -109,8 +111,6 @@ def parse(
     for name, (magic, read) in _READERS.items():
         if magic.match(head):
             return _checked(name, read, _File(head, size, read_at))
-    if HEIC.match(head):
-        raise Rejected("HEIC, a phone's format, which no loader reads: save it as JPEG")
     raise Rejected(f"no known image format (starts with {head[:8].hex(' ')})")
 
 
@@ -339,6 +339,45 @@ def _of_pillow(file: _File, image: Image.Image) -> Header:
     )
 
 
+def opened(content: bytes) -> Image.Image:
+    """Return what Pillow opens of a whole file. Raises Rejected where its package is missing, and what Pillow does."""
+    if PHONES.match(content) and "HEIF" not in Image.OPEN:
+        with suppress(ImportError):
+            from pillow_heif import register_heif_opener
+
+            register_heif_opener()
+    try:
+        return Image.open(io.BytesIO(content))
+    except UnidentifiedImageError:
+        if PHONES.match(content) and "HEIF" not in Image.OPEN:
+            raise Rejected(
+                "is a phone's format: pip install pillow-heif reads it, then --rescan true"
+            ) from None
+        raise
+
+
+def _phones(file: _File) -> Header:
+    """Return the header of an AVIF or a HEIC. The decoder of HEIC turns it as it is shown, whatever EXIF says."""
+    try:
+        with opened(file.upto(0, file.size)) as image:
+            turn = image.getexif().get(ExifTags.Base.Orientation, 0)
+            return file.header(
+                "avif" if image.format == "AVIF" else "heic",
+                image.height,
+                image.width,
+                8,
+                COMPONENTS.get(image.mode, 1),
+                orientation=turn if turn in range(1, 9) else 0,
+            )
+    except (Rejected, OSError) as error:
+        if isinstance(error, Rejected) or error.errno is not None:
+            raise
+        raise Rejected("header is damaged or cut short") from None
+    # Pillow and libheif raise ValueError, SyntaxError, RuntimeError and more
+    except Exception:
+        raise Rejected("header is damaged or cut short") from None
+
+
 def _lz4(file: _File) -> Header:
     header = pixels.HEADER.match(pixels.begin_of(file.upto(0, pixels.BLOCK)))
     if header is None:
@@ -346,7 +385,8 @@ def _lz4(file: _File) -> Header:
     return file.header("lz4", int(header[2]), int(header[1]), 8, 3)
 
 
-HEIC = re.compile(rb"....ftyp(hei|hev|mif1|msf1)", re.DOTALL)
+PHONES = re.compile(rb"....ftyp(avi[fs]|hei|hev|mif1|msf1)", re.DOTALL)
+"""What a HEIC or an AVIF begins with."""
 _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "jpeg": (re.compile(re.escape(JPEG)), _jpeg),
     "png": (re.compile(rb"\x89PNG\r\n\x1a\n"), _png),
@@ -356,5 +396,6 @@ _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "tiff": (re.compile(rb"II[*+]\0|MM\0[*+]"), _by_pillow),
     "ppm": (re.compile(rb"P[1-6][\s#]"), _by_pillow),
     "lz4": (re.compile(re.escape(pixels.FRAME)), _lz4),
+    "heic": (PHONES, _phones),
 }
 """Format -> what a file begins with, and what reads its header."""

@@ -1,0 +1,78 @@
+"""The search of --batch-size auto: the largest batch that fits, from a few trials and the memory that they took.
+
+    16 -> 64 -> memory grows by so much a sample -> a little less than what would fill the device
+       -> a little more, until one does not fit
+
+Must not know what a trial is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from saturate.contracts import UserError
+
+CLOSE = 0.97
+"""The batch that is found is at least this share of the largest that fits."""
+FIRST = 16
+FASTEST = 8
+"""No trial has more than so many times the batch of one that has fitted: kernels are chosen anew for each."""
+AIM = 0.985
+"""Share of the predicted largest batch that is tried: the prediction is good to about a hundredth."""
+GRIDS = (8, 4, 2, 1)
+"""A batch of 64 times such a number, or more, is a multiple of it, as tensor cores take them."""
+
+
+def largest(taken: Callable[[int], int | None], *, room: int, most: int) -> int:
+    """Return a batch that fits, of at least CLOSE of the largest that does, and of `most` at most.
+
+    `taken` tries a batch and returns the bytes that it takes, None where it does not fit; `room` are the bytes that
+    there are. Raises UserError where not even one sample fits.
+    """
+    fitted: dict[int, int] = {}
+    fails = most + 1  # or more than is wanted
+    batch = min(FIRST, most)
+    while True:
+        used = taken(batch)
+        if used is None:
+            fails = batch
+        else:
+            fitted[batch] = used
+        if fails == 1:
+            raise UserError(
+                "--batch-size auto: not even one sample fits; a smaller network, --image-size or "
+                "--grad-checkpointing true"
+            )
+        fits = max(fitted, default=0)
+        # the next larger one that could be tried
+        if fits >= CLOSE * (fails - 1) or _gridded(fails - 1) <= fits:
+            return fits
+        batch = _next(fitted, fails, room, unbounded=fails > most)
+
+
+def _next(fitted: dict[int, int], fails: int, room: int, *, unbounded: bool) -> int:
+    """Return the batch to try, above the largest that `fitted` and below one that `fails`."""
+    fits = max(fitted, default=0)
+    middle = (fits + fails) // 2
+    guess = middle if not unbounded else 4 * fits
+    if len(fitted) > 1:
+        # the first batches are too small to tell of more than what is there without a sample
+        small, large = sorted(fitted)[-2:]
+        a_sample = max(fitted[large] - fitted[small], 1) / (large - small)
+        guess = int(AIM * (large + (room - fitted[large]) / a_sample))
+    if unbounded:
+        # the least that says whether the batch before is close to the largest
+        least = int(fits / CLOSE) + _grid(fits)
+        guess = min(max(guess, least), FASTEST * fits)
+    elif not fits / CLOSE < guess < fails:
+        guess = middle
+    return min(max(_gridded(guess), fits + 1), fails - 1)
+
+
+def _grid(batch: int) -> int:
+    return next(grid for grid in GRIDS if batch >= 64 * grid or grid == 1)
+
+
+def _gridded(batch: int) -> int:
+    """Return the next smaller batch that is worth a trial."""
+    return batch // _grid(batch) * _grid(batch)
