@@ -69,6 +69,8 @@ def torchrun(arguments: Sequence[str]) -> int:
 
     Without an argument or a variable that says how machines meet it is `torchrun --standalone`.
     """
+    # else pages of frames where the host of the rendezvous has ended first
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # late, since other commands need no torch
     from torch.distributed.elastic.agent.server.api import RunResult
     from torch.distributed.elastic.agent.server.local_elastic_agent import (

@@ -276,13 +276,16 @@ def choose(
     config = settings.config
     evaluates = config.run.evaluate
     # before a loader is open, whose threads break a capture
+    make_batches = partial(first_batches, assembly.feed)
     graphs = graphed.prepare(
         step,
-        partial(first_batches, assembly.feed),
+        make_batches,
         step.world,
         False if evaluates else config.model.graphs,
         one_shape=settings.kind.graphs,
     )
+    if not evaluates:
+        graphed.arrange_buckets(step, make_batches)
     TIMELINE.mark("graphs")
     measured_under = {
         **autotune.timed(config.flat(), assembly.plan),
