@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulate import COME_REQUESTS, GATHER_REQUESTS
 from saturate.contracts import UserError
 from saturate.engine import ranks
 from saturate.engine.ranks import Peers
@@ -149,10 +150,14 @@ def test_each_rank_costs_the_store_as_much_however_many_there_are(
     for size in (8, 64):
         store.content.clear()
         found = asked_by(size, store)
-        # a key of each rank is set, read by rank 0 and answered by one, beside those that all read
+        # of each rank: two keys are set, rank 0 reads one and answers by one, and the host of rank 0 is read
         assert found["come"] == 5 * size + 3
+        # one is set, rank 0 reads it, and the value of all is read
         assert found["gather"] == 3 * size + 1
         assert found["first"] == size
+        # with the looks of who finds at once what it looks for: that for the attempt, its name, and that for all; or
+        # that for the value, and that for a mistake
+        assert COME_REQUESTS == 5 + 3 and GATHER_REQUESTS == 3 + 2
     # rank 0 alone looks for a key of each rank
     assert {*store.looks} == {1, 8, 64}
 
