@@ -99,8 +99,7 @@ def torchrun(arguments: Sequence[str]) -> int:
 
     def ending(agent: LocalElasticAgent, group: Any) -> RunResult:
         result = monitor(agent, group)
-        failed = {failure.exitcode for failure in result.failures.values()}
-        if failed & AGAIN_THE_SAME:
+        if AGAIN_THE_SAME.intersection(codes):
             agent._remaining_restarts = 0
         return result
 

@@ -293,7 +293,7 @@ class ProcessWorld:
             yield
             return
         self._peers.timeout_s = self.timeout_s
-        self._peers.meet("joined")
+        self._peers.gather()
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
         # NCCL refuses two ranks on one GPU
@@ -313,16 +313,15 @@ class ProcessWorld:
             yield
             # together: who has the store ends no earlier than others watch it
             self.barrier()
-            self._peers.end()
         except RuntimeError as error:
-            if is_lost_peer(error):
-                unkillable.another_has_ended()
-                # it beats meanwhile: others look for the rank that is lost, too
-                why = f"{self.blame()}; its own line or the system's log says why"
-                self._peers.end()
-                raise PeerLost(f"another rank has ended: {why}; {RESUME}") from None
+            if not is_lost_peer(error):
+                raise
+            unkillable.another_has_ended()
+            # it beats meanwhile: others look for the rank that is lost, too
+            why = f"{self.blame()}; its own line or the system's log says why"
+            raise PeerLost(f"another rank has ended: {why}; {RESUME}") from None
+        finally:
             self._peers.end()
-            raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
     def first(self, ask: Callable[[], Answer]) -> Answer:

@@ -80,6 +80,11 @@ def store_listens(address: str, port: int, until: float) -> bool:
     return False
 
 
+def _missing(store: dist.Store, keys: list[str]) -> list[int]:
+    """Return which ranks' keys the store has not."""
+    return [rank for rank, key in enumerate(keys) if not store.check([key])]
+
+
 def _agent_has_store() -> bool:
     """Whether torchrun, or the agents of --unkillable, have the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -287,12 +292,14 @@ class Peers:
             raise self._alone([0], f"at {address}:{port}") from None
         return dist.PrefixStore("saturate", store)
 
-    def meet(self, name: str, value: object = None) -> list[Any]:
-        """Wait until every rank has called this with `name`; return their picklable values in rank order, some MiB
-        at most.
+    def gather(self, value: object = None) -> list[Any]:
+        """Wait until every rank has called this; return their picklable values in rank order, some MiB at most.
 
-        Raises UserError after the time-out or for another rank's mistake, and PeerLost where the store has gone.
+        Needs no process group. Raises UserError after the time-out or for another rank's mistake, and PeerLost where
+        the store has gone.
         """
+        self._gathered += 1
+        name = f"value/{self._gathered}"
         keys = [f"{name}/{rank}" for rank in range(self.size)]
         with self._reaching():
             self.store.set(keys[self.rank], pickle.dumps(value))
@@ -302,13 +309,8 @@ class Peers:
             self._await([name])
             return [pickle.loads(each) for each in pickle.loads(self.store.get(name))]
 
-    def gather(self, value: object) -> list[Any]:
-        """Return every rank's value as `meet` does, as ProcessWorld.gather does. Needs no process group."""
-        self._gathered += 1
-        return self.meet(f"value/{self._gathered}", value)
-
     def first(self, value: object) -> Any:
-        """Return rank 0's value on every rank, a copy on the others. Raises as `meet` does; needs no process group."""
+        """Return rank 0's value on every rank, a copy on the others. Raises as `gather` does."""
         self._gathered += 1
         name = f"value/{self._gathered}"
         with self._reaching():
@@ -335,9 +337,7 @@ class Peers:
             if mistake := self.store.get(MISTAKE_KEY):
                 raise UserError(self._of_mistake(mistake.decode())[1])
             if time.monotonic() > until:
-                of_ranks = enumerate(keys)
-                missing = [r for r, key in of_ranks if not self.store.check([key])]
-                raise self._alone(missing, f"and {WHY}")
+                raise self._alone(_missing(self.store, keys), f"and {WHY}")
             time.sleep(self._look_s)
 
     def _attempt(self, store: Any) -> str:
@@ -371,10 +371,6 @@ class Peers:
             met: bool = store.check([f"{attempt}/met/{process}"])
             return met
 
-        def missing() -> list[int]:
-            """Return which ranks have not come."""
-            return [rank for rank, key in enumerate(keys) if not store.check([key])]
-
         until = time.monotonic() + self.timeout_s
         while time.monotonic() < until:
             have_come = self._asked(all_have_come, SILENT_S)
@@ -385,7 +381,8 @@ class Peers:
             if have_come:
                 return attempt
             time.sleep(self._look_s)
-        raise self._alone(self._asked(missing, ANSWERS_S) or [0], f"and {WHY}")
+        missing = self._asked(lambda: _missing(store, keys), ANSWERS_S)
+        raise self._alone(missing or [0], f"and {WHY}")
 
     def _alone(self, missing: list[int], behind: str) -> UserError:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")

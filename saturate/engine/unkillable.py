@@ -367,11 +367,8 @@ def named(agent: str) -> str:
 
 def oom_kills() -> int:
     """Return how many processes the system has killed since it lacked memory, of all containers; 0: not said."""
-    with suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return int(dict(map(str.split, lines)).get("oom_kill", 0))
 
 
 def _begin_run(store: Store, command: str, port: int) -> None:

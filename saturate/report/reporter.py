@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
@@ -62,6 +63,8 @@ NOT_IN_SUMMARY = (
     *summary.DETECTION,
 )
 """Entries of a run's description that summary.json does not take over as they are."""
+OF_START = {"data": "scan", "graphs": "compile"}
+"""Parts of the start that have a name in the goodput."""
 OF_VAL_BATCH = ("val/predictions", "val/crops")
 """Tags of the pictures of a validation that are a file of the run as well."""
 SAID = 5
@@ -143,6 +146,14 @@ class Reporter:
         self._train_losses = self._record.train_losses  # since the last validation
         # a resumed run has the figures of its earlier part until it validates again
         self._validations = self._record.validations
+        began_s = time.time() - self._timeline.passed_s()
+        self._spent_before = summary.spent_before(
+            self._record.spent, self._resumed_at, began_s
+        )
+        # seconds of this attempt
+        self._spent_in = {"steps": 0.0, "waiting": 0.0}
+        spent = {"at": began_s, "seconds": self._spent_before}
+        self._record.point("attempt", self._resumed_at, {"spent": spent})
         self._validation = self._validations[-1][1] if self._validations else {}
         self._of_last_pass: Mapping[str, Any] = {}  # what it says of the learning
         self._validation_reader = ""
@@ -230,6 +241,11 @@ class Reporter:
         self._train_losses += [
             point["loss"] for point in points if not np.isnan(point["loss"])
         ]
+        # the first one is a part of the start
+        for one in steps[not self._steps["data_wait"] :]:
+            for name in one.keys() - summary.BESIDE:
+                part = "waiting" if name == "data_wait" else "steps"
+                self._spent_in[part] += one[name] / 1000
         for name, column in self._steps.items():
             column.extend(one.get(name, np.nan) for one in steps)
         state = {
@@ -248,6 +264,7 @@ class Reporter:
             **state,
             "ms": phases,
             "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in timed},
+            "spent": {"at": time.time(), "seconds": self._spent()},
         }
         self._record.point("train", step, line)
         parts = {f"loss/{name}": mean for name, mean in sorted(means.items())}
@@ -423,6 +440,16 @@ class Reporter:
             self.warn(f"and {more} more, in {self._record.folder / FAILED_SAMPLES}")
         self._record.lines(FAILED_SAMPLES, [f"{split}\t{name}" for name in names])
 
+    def _spent(self) -> dict[str, float]:
+        """Return the seconds of wall time of all attempts so far, by what they were spent for."""
+        spent = defaultdict(float, self._spent_in | self._meter.pauses)
+        for part, seconds in self._timeline.seconds.items():
+            spent[OF_START.get(part, "start")] += seconds
+        spent["other"] = max(self._timeline.passed_s() - sum(spent.values()), 0.0)
+        for part, seconds in self._spent_before.items():
+            spent[part] += seconds
+        return spent
+
     # -- the end ---------------------------------------------------------------
 
     def finish(
@@ -441,12 +468,12 @@ class Reporter:
         self._finished = finished
         step = progress["step"]
         first = self._task.figures[0]
-        earlier = self._record.earlier_summary() if self._resumed_at else None
-        before_s = (earlier or {}).get("duration_s", 0.0)
+        spent = self._spent()
         trained = {
             "finished": finished,
             "ended": time.strftime("%Y-%m-%d %H:%M"),
-            "duration_s": before_s + self._timeline.passed_s(),
+            "duration_s": sum(spent.values()) - spent.get("down", 0.0),
+            "goodput": summary.goodput(spent),
             **summary.trained(progress, failed),
             "early_stop": self._early_stop,
             **summary.best(progress, first, self._record.folder),
@@ -584,7 +611,9 @@ class Reporter:
         )
         values = {**earlier, **trained}
         if earlier.get("finished"):
-            values |= {name: earlier.get(name) for name in ("ended", "duration_s")}
+            values |= {
+                name: earlier.get(name) for name in ("ended", "duration_s", "goodput")
+            }
         if self._validation and self._validation != earlier["validation"]:
             # the figures of a part that was killed before its end
             values["validation"] = self._validation
