@@ -104,6 +104,8 @@ class Peers:
         self._look_s = LOOK_S * max(1.0, size / RANKS_A_LOOK)
         self._gathered = 0
         self._ended = threading.Event()
+        self._address = os.environ.get("MASTER_ADDR", "localhost")
+        self.first_host = self._address  # until it has said its name
         store = self._connect()
         # torchrun's store may hold keys of earlier attempts
         self.store: Any = dist.PrefixStore(self._attempt(store), store)
@@ -237,8 +239,7 @@ class Peers:
             return f"rank 0 on {self.first_host} does not answer"
         if "TORCHELASTIC_RUN_ID" in os.environ:
             return f"torchrun on {self.first_host} does not answer"
-        address, port = (os.environ.get(f"MASTER_{of}") for of in ("ADDR", "PORT"))
-        return f"the store of --unkillable at {address}:{port} does not answer"
+        return f"the store of --unkillable at {self._address} does not answer"
 
     def _blamed(self) -> str:
         """Return which ranks do not answer, which all are told; else what the others wait for."""
@@ -269,7 +270,7 @@ class Peers:
 
     def _connect(self) -> dist.Store:
         """Return the store by which the ranks meet."""
-        address = os.environ.get("MASTER_ADDR", "localhost")
+        address = self._address
         port = int(os.environ.get("MASTER_PORT", "29500"))
         has_it = self.rank == 0 and not _agent_has_store()
         until = time.monotonic() + self.timeout_s
@@ -375,9 +376,7 @@ class Peers:
         while time.monotonic() < until:
             have_come = self._asked(all_have_come, SILENT_S)
             if have_come is None:
-                raise PeerLost(
-                    "rank 0 or its torchrun has ended before all ranks had come"
-                )
+                raise PeerLost(f"{self._no_store()}; {WHY}")
             if have_come:
                 return attempt
             time.sleep(self._look_s)
