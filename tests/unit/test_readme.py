@@ -58,8 +58,10 @@ def test_every_example_has_a_test() -> None:
         for page in PAGES
         for _ in re.findall(r"^```python$", page.read_text(encoding="utf-8"), re.M)
     ]
-    # the one of data.md: tests/unit/test_drills_store.py; of recipes.md: test_transforms.py, test_timm.py
-    wanted = ["data.md", *["own-loop.md"] * len(BLOCKS), *["recipes.md"] * 3]
+    # the one of cluster.md: tests/end_to_end/test_ray.py; of data.md: tests/unit/test_drills_store.py; of recipes.md:
+    # test_transforms.py, test_timm.py
+    wanted = ["cluster.md", "data.md", *["own-loop.md"] * len(BLOCKS)]
+    wanted += ["recipes.md"] * 3
     assert sorted(blocks) == wanted
     assert {title for title, _ in BLOCKS} == {"Training", "Validation"}
 
