@@ -148,7 +148,9 @@ class Peers:
             self._aside.wait(["all end"])
             return True
 
-        return self._asked(wait, ALONE_AFTER_S + 3 * BEAT_S) is True
+        ended = self._asked(wait, ALONE_AFTER_S + 3 * BEAT_S) is True
+        self._let_others_read()
+        return ended
 
     def _tell_end(self) -> None:
         """Say that this rank is about to leave."""
@@ -216,7 +218,7 @@ class Peers:
         return told
 
     def _let_others_read(self) -> None:
-        """Give the others the time to read who is lost, where the store ends with this process."""
+        """Give the others the time to read who is lost, or that all end, where the store ends with this process."""
         if self.rank == 0 and not _agent_has_store():
             time.sleep(2 * BEAT_S)
 
