@@ -1,4 +1,5 @@
-"""The entry point of the Docker image: torchrun whose exit code is the failed rank's, with caches of the user's own.
+"""The entry point of the Docker image: torchrun whose exit code is the failed rank's and which starts no mistake again,
+with caches of the user's own.
 
     docker run ... saturate --nproc-per-node 8 train.py --data /data    arguments of torchrun
     docker run ... saturate python -m scripts.doctor                    or a command of the image

@@ -172,8 +172,7 @@ def arrange_buckets(step: Step, make_batches: Callable[[], Sequence[Batch]]) -> 
     phases = step.phases
     step.phases = NoPhases()  # type: ignore[assignment]
     with step.preserved():
-        batch = make_batches()[0]
-        step(itertools.repeat(batch), lr=0.0, epoch=0, position=0)
+        step(itertools.repeat(make_batches()[0]), lr=0.0, epoch=0, position=0)
     step.forget()
     step.phases = phases
 

@@ -183,7 +183,7 @@ class Peers:
             nonlocal missed, last
             self._aside.set(f"beat/{self.rank}", f"{beats} {self.waits}")
             keys = [f"beat/{following}", "lost", MISTAKE_KEY]
-            values: list[bytes] = self._aside.multi_get(keys)
+            values = self._aside.multi_get(keys)
             beat, lost, mistake = (value.decode() for value in values)
             # beats are counted, not seconds: this process itself may have been stopped for a while
             missed = missed + 1 if beat == last else 0
@@ -264,8 +264,7 @@ class Peers:
         return "; ".join(waiting) or "all ranks live, and do not meet"
 
     def _host_of(self, rank: int) -> str:
-        host: str = json.loads(self._aside.get(f"came/{rank}"))[1]
-        return host
+        return str(json.loads(self._aside.get(f"came/{rank}"))[1])
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self._host_of(rank)}"
@@ -371,8 +370,7 @@ class Peers:
                 came = map(json.loads, store.multi_get(keys))
                 listed = [f"{attempt}/met/{name}" for name, _ in came]
                 store.multi_set(listed, [""] * self.size)
-            met: bool = store.check([f"{attempt}/met/{process}"])
-            return met
+            return bool(store.check([f"{attempt}/met/{process}"]))
 
         until = time.monotonic() + self.timeout_s
         while time.monotonic() < until:

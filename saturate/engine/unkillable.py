@@ -140,6 +140,7 @@ class Agent:
         self.store = self._meet(" ".join(words) if rank == "0" else None)
         self.memory = Memory()
         self.generation = 0
+        self._members: list[str] = []  # of this generation
         self._trainer = 0
         self._asked = 0  # the signal that has come
         self._fruitless = 0  # generations
@@ -191,6 +192,7 @@ class Agent:
                 self.memory.begin(self.generation, newest)
                 if before:
                     self._say_why(before, members)
+                self._members = members
                 return members
             # a spare; when all members have died nobody else is there to see it
             if self._beat():
@@ -201,11 +203,15 @@ class Agent:
 
     def _say_why(self, before: int, members: list[str]) -> None:
         """Say, once a host, why generation `before` has ended, and with whom it goes on."""
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        here = f" on {socket.gethostname()}, "
+        if self.name == next(name for name in members if here in name):
             # asked so a key that is not there is ""
             why = self.store.compare_set(f"{before}/why", "", "").decode()
+            if not why:
+                lost = [named(name) for name in self._members if name not in members]
+                why = f"{', '.join(lost) or 'a rank'} was killed, or its host is lost or cut off"
             goes_on = f"goes on with {len(members)} of {self.size} ranks"
-            say(f"{FLAG}: {why or 'a rank has ended'}; {goes_on}")
+            say(f"{FLAG}: {why}; {goes_on}")
 
     def _name_members(self, waited_s: float) -> None:
         """Name the members of this generation, once all ranks have joined or had the time to; who is first is
@@ -319,8 +325,7 @@ class Agent:
         if heard != self._heard:
             self._heard, self._heard_s = heard, now
         if now - self._heard_s > SILENT_S:
-            lost = f"{named(name)} does not answer: it was killed, or its host is lost or cut off"
-            self._end_generation(lost)
+            self._end_generation()
 
     def _pass_on(self, number: int, _frame: object) -> None:
         self._asked = number

@@ -469,11 +469,14 @@ class Reporter:
         step = progress["step"]
         first = self._task.figures[0]
         spent = self._spent()
+        wall_s, steps_s = sum(spent.values()), spent["steps"]
         trained = {
             "finished": finished,
             "ended": time.strftime("%Y-%m-%d %H:%M"),
-            "duration_s": sum(spent.values()) - spent.get("down", 0.0),
-            "goodput": summary.goodput(spent),
+            "duration_s": wall_s - spent.get("down", 0.0),
+            "goodput": {"share": steps_s / wall_s, "seconds": spent}
+            if steps_s
+            else None,
             **summary.trained(progress, failed),
             "early_stop": self._early_stop,
             **summary.best(progress, first, self._record.folder),

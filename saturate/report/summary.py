@@ -236,14 +236,6 @@ def spent_before(
     return seconds
 
 
-def goodput(seconds: Mapping[str, float]) -> dict[str, Any] | None:
-    """Return the share of the wall time in which steps were made that count, and `seconds`; None without a step."""
-    steps = seconds.get("steps")
-    return (
-        {"share": steps / sum(seconds.values()), "seconds": seconds} if steps else None
-    )
-
-
 def durations(steps: Mapping[str, Array]) -> Array:
     """Return the milliseconds from the end of the step before to the end of each, without BESIDE."""
     total: Array = np.nansum(

@@ -138,6 +138,10 @@ def test_ranks_are_killed(train: Runner, pictures: Path) -> None:
     print("seconds to go on:", *map(round, sorted(took_s)))
     killed.there[min(killed.there)].send(signal.SIGTERM)
     assert {process.wait() for process in killed.there.values()} == {143}
+    said = "".join(process.err for process in train.started)
+    assert f"on {socket.gethostname()} has ended, signal 9 (Killed); goes on" in said
+    lost = f"on {socket.gethostname()} was killed, or its host is lost"
+    assert KILLS < 2 or lost in said
 
     trained = parts(killed.samples)
     for part, following in pairwise(trained):

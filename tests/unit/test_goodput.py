@@ -11,7 +11,7 @@ import pytest
 from saturate.report.facts import rows
 from saturate.report.page import page
 from saturate.report.record import Record
-from saturate.report.summary import goodput, spent_before
+from saturate.report.summary import spent_before
 from saturate.tasks.classification import KIND
 from tests.unit.test_report_console import SUMMARY
 from tests.unit.test_report_page import ABOUT
@@ -61,18 +61,16 @@ def test_what_a_kill_has_cost_stays_known(tmp_path: Path) -> None:
     }
 
 
-def test_the_share_is_of_all_the_wall_time() -> None:
+def test_the_table_says_the_share_and_the_rest() -> None:
     seconds = {"steps": 5400.0, "start": 600.0, "down": 900.0, "repeated": 300.0}
-    found = goodput(seconds)
-    assert found == {"share": 0.75, "seconds": seconds}
-    assert goodput({"start": 5.0}) is None
+    found = {"share": 0.75, "seconds": seconds}
     said = dict(rows({**SUMMARY, "goodput": found}, KIND))["goodput"]
     rest = "down 15:00 min, start 10:00 min, repeated 5:00 min"
     assert said == f"75.0% of 2:00 h (the rest: {rest})"
 
 
 def test_a_page_has_it(tmp_path: Path) -> None:
-    found: dict[str, Any] = {"goodput": goodput({"steps": 30.0, "scan": 10.0})}
+    found: dict[str, Any] = {"goodput": {"seconds": {"steps": 30.0, "scan": 10.0}}}
     html = page(tmp_path, SUMMARY | ABOUT | found, KIND, "", data=None).decode()
     assert "Where the time went" in html and "width: 33.3%" in html
 
