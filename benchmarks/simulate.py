@@ -30,6 +30,10 @@ from saturate.tasks.initial_state import Start
 GIB = 2**30
 ORDER_BYTES = 24
 """Bytes a sample while an epoch's order is made: its hash, the sorted ids, and NumPy's copy of either."""
+COME_REQUESTS = 8
+GATHER_REQUESTS = 5
+"""Keys of a rank that the ranks' store handles, looks included, when all come, and when all gather a value: counted in
+tests/unit/test_ranks.py."""
 STATE_BYTES = 8
 """Bytes of a parameter in last.pt: the weight and SGD's momentum, fp32."""
 
@@ -49,6 +53,9 @@ class Case:
     order_us: float = 0.12  # of a core a sample: 100 million, docs/scale.md
     hop_us: float = 50  # of a small message between two hosts: TCP in one data centre
     message_us: float = 40  # of a core of rank 0 a message: docs/scale.md
+    store_us: float = 40  # of a core of rank 0 a key: torch's TCPStore, docs/scale.md
+    store_gib_s: float = 1  # that it sends
+    value_bytes: float = 40  # a rank, that all gather: a few words, pickled
     requests: float = 1  # to the storage a sample: a file each, or a range of a shard
     parameters: float = 25.6e6  # ResNet-50
     storage_gib_s: float = 1  # that one host writes
@@ -76,6 +83,16 @@ def log_ms(case: Case) -> float:
         return vote_ms(case)
     tree = math.ceil(math.log2(case.ranks)) * case.hop_us
     return ((case.ranks - 1) * case.message_us + tree) / 1000
+
+
+def come_s(case: Case) -> float:
+    return COME_REQUESTS * case.ranks * case.store_us / 1e6
+
+
+def gather_s(case: Case) -> float:
+    """Return the time in which each rank gets the values of all from one thread of rank 0."""
+    answered = GATHER_REQUESTS * case.ranks * case.store_us / 1e6
+    return answered + case.ranks**2 * case.value_bytes / (case.store_gib_s * GIB)
 
 
 def sockets(case: Case) -> float:
@@ -122,6 +139,8 @@ FORMULAS: dict[str, Callable[[Case], float]] = {
     "requests/s to the storage": lambda c: (
         c.requests * c.ranks * c.batch / c.step_ms * 1000
     ),
+    "to come, s": come_s,
+    "to gather, s": gather_s,
     "sockets a rank": sockets,
     "vote, ms": vote_ms,
     "vote every, steps": lambda c: votes_every(int(c.ranks)),

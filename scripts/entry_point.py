@@ -1,4 +1,5 @@
-"""The entry point of the Docker image: torchrun whose exit code is the failed rank's, with caches of the user's own.
+"""The entry point of the Docker image: torchrun whose exit code is the failed rank's and which starts no mistake again,
+with caches of the user's own.
 
     docker run ... saturate --nproc-per-node 8 train.py --data /data    arguments of torchrun
     docker run ... saturate python -m scripts.doctor                    or a command of the image
@@ -33,6 +34,12 @@ CACHES = {
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 """Signals that torchrun passes on to its ranks; it would leave them alone with the last two."""
 
+MEETS = ("--nnodes", "--rdzv", "--master", "PET_NNODES", "PET_RDZV", "PET_MASTER")
+"""How torchrun's flags begin that say how machines meet, and the variables which it takes for them."""
+
+AGAIN_THE_SAME = {2, 3}
+"""Exit codes of train.py after which --max-restarts starts nothing: a mistake, and a loss that is not finite."""
+
 
 def own_folder(shared: Path) -> Path:
     """Return shared/<uid>, made with mode 0700 where it is missing.
@@ -61,9 +68,15 @@ def own_folder(shared: Path) -> Path:
 def torchrun(arguments: Sequence[str]) -> int:
     """Run torchrun with these arguments in this process, and return the exit code of the rank that failed first.
 
-    Without an argument that says how machines meet it is `torchrun --standalone`.
+    Without an argument or a variable that says how machines meet it is `torchrun --standalone`.
     """
+    # else pages of frames where the host of the rendezvous has ended first
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # late, since other commands need no torch
+    from torch.distributed.elastic.agent.server.api import RunResult
+    from torch.distributed.elastic.agent.server.local_elastic_agent import (
+        LocalElasticAgent,
+    )
     from torch.distributed.elastic.multiprocessing.api import (
         SignalException,
         SubprocessContext,
@@ -83,9 +96,16 @@ def torchrun(arguments: Sequence[str]) -> int:
         codes[:] = [each.proc.returncode for each in ranks.subprocess_handlers.values()]
 
     SubprocessContext.close = noting  # type: ignore[assignment, method-assign]
-    meets = any(
-        word.startswith(("--nnodes", "--rdzv", "--master")) for word in arguments
-    )
+    monitor = LocalElasticAgent._monitor_workers
+
+    def ending(agent: LocalElasticAgent, group: Any) -> RunResult:
+        result = monitor(agent, group)
+        if AGAIN_THE_SAME.intersection(codes):
+            agent._remaining_restarts = 0
+        return result
+
+    LocalElasticAgent._monitor_workers = ending  # type: ignore[method-assign]
+    meets = any(word.startswith(MEETS) for word in (*arguments, *os.environ))
     try:
         run([*([] if meets else ["--standalone"]), *arguments])
     # torchrun's own program ends with a traceback and 1 for either

@@ -41,8 +41,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from saturate.contracts import PeerLost, UserError, one_line
-from saturate.engine import slurm, unkillable
-from saturate.engine.ranks import Peers, is_lost_peer
+from saturate.engine import ranks, slurm, unkillable
+from saturate.engine.ranks import RESUME, Peers, is_lost_peer
 from saturate.engine.stop import say
 from saturate.system import exit_codes, limits
 from saturate.system.resources import cores
@@ -62,9 +62,6 @@ MALLOC = (
 """glibc's variables of what it keeps."""
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Parameters of mallopt, as malloc.h numbers them."""
-
-ALONE_AFTER_S = 5.0
-"""Rank 0 needs at most this long to meet and say an error that every rank meets."""
 
 MARGIN_S = 600.0
 """Seconds by which a collective waits longer than engine/watch.py, which says who is waited for, and lets
@@ -216,13 +213,13 @@ class ProcessWorld:
     def __init__(self, device: torch.device) -> None:
         self.rank = int(os.environ.get("RANK", 0))
         self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = device
         self.timeout_s = 600.0
         self._peers: Peers | None = None
-        self._said = ""  # rank 0's mistake, which it says itself
-        # what a thread does once another rank is lost, given who that is
-        self.on_lost = self._leave
+        # what a thread does once another rank is lost or has met a mistake, as Peers.watch says
+        self.on_end = self._leave
 
     @property
     def place(self) -> dict[str, int]:
@@ -243,10 +240,16 @@ class ProcessWorld:
         """Return which ranks do not answer, or what they wait for."""
         return "" if self._peers is None else self._peers.blame()
 
-    def _leave(self, lost: str) -> None:
-        """End this process in mid-step, after one line that says which rank is lost."""
-        say(f"{self.named} cannot go on: {lost}; go on with --resume auto")
-        os._exit(exit_codes.FAILED)
+    def ends_itself(self) -> None:
+        """Have no other rank's end end this process any more: it has met a mistake, and closes what it has open."""
+        if self._peers is not None:
+            self._peers.end()
+
+    def _leave(self, code: int, line: str) -> None:
+        """End this process in mid-step, after a line that says why if there is one."""
+        if line:
+            say(line)
+        os._exit(code)
 
     def workers(self, asked: int | None) -> int:
         """Return how many workers this rank starts: as asked, or as many as default_workers has.
@@ -272,15 +275,15 @@ class ProcessWorld:
         return cores() / _sharing(self.local_size)
 
     def meet(self, timeout_minutes: float = 10.0) -> None:
-        """Wait until every rank's process is there: they can then `gather`, before any scan. Leave by `on_lost`
-        once one of them is lost.
+        """Wait until every rank's process is there: they can then `gather`, before any scan. Leave by `on_end`
+        once one of them is lost, or has met a mistake.
         """
         self.timeout_s = 60 * timeout_minutes
         if self.size > 1 and self._peers is None:
             self._peers = Peers(
                 rank=self.rank, size=self.size, timeout_s=self.timeout_s
             )
-            self._peers.watch(lambda lost: self.on_lost(lost))
+            self._peers.watch(lambda code, line: self.on_end(code, line))
 
     @contextmanager
     def joined(self, timeout_minutes: float = 10.0) -> Iterator[None]:
@@ -290,7 +293,7 @@ class ProcessWorld:
             yield
             return
         self._peers.timeout_s = self.timeout_s
-        self._peers.meet("joined")
+        self._peers.gather()
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
         # NCCL refuses two ranks on one GPU
@@ -310,18 +313,15 @@ class ProcessWorld:
             yield
             # together: who has the store ends no earlier than others watch it
             self.barrier()
-            self._peers.end()
         except RuntimeError as error:
-            if is_lost_peer(error):
-                unkillable.another_has_ended()
-                # it beats meanwhile: others look for the rank that is lost, too
-                why = f"{self.blame()}; its own line or the system's log says why"
-                self._peers.end()
-                raise PeerLost(
-                    f"another rank has ended: {why}; go on with --resume auto"
-                ) from None
+            if not is_lost_peer(error):
+                raise
+            unkillable.another_has_ended()
+            # it beats meanwhile: others look for the rank that is lost, too
+            why = f"{self.blame()}; its own line or the system's log says why"
+            raise PeerLost(f"another rank has ended: {why}; {RESUME}") from None
+        finally:
             self._peers.end()
-            raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
     def first(self, ask: Callable[[], Answer]) -> Answer:
@@ -339,10 +339,10 @@ class ProcessWorld:
                 answer[1] = error
         if dist.is_initialized():
             answer = self._sent(answer)
-        elif (first := self.gather(answer)[0]) and self.rank > 0:
-            answer = first
+        else:
+            assert self._peers is not None, "ranks meet first"
+            answer = self._peers.first(answer)
         if answer[1] is not None:
-            self._said = str(answer[1])
             raise answer[1]
         found: Answer = answer[0]
         return found
@@ -395,17 +395,24 @@ class ProcessWorld:
         if line := self.differing(what):
             raise UserError(f"the ranks differ: {line}; all need the same")
 
-    def complain(self, line: str) -> None:
-        """Say what went wrong, once for all ranks that meet it."""
-        if self._peers is not None:
-            self._peers.end(f"{self.named}: {line}")
-        if self.rank > 0:
-            # rank 0's end ends the others; a rank that is still there has met it alone
-            time.sleep(ALONE_AFTER_S)
-            if self._said and self._said in line:
-                return
-        lines = map(one_line, line.split("\n"))
-        print("\n".join(lines), file=sys.stderr, flush=True)
+    def complain(self, line: str, code: int) -> int:
+        """Say what has ended this rank, once a host; return the exit code of all ranks: that of the first mistake.
+
+        A lost rank, FAILED, is no mistake: each rank has its own line of it.
+        """
+        if self._peers is None or code == exit_codes.FAILED:
+            if self.local_rank > 0:
+                # torchrun ends this rank with the first one of its host, which says it
+                time.sleep(ranks.ALONE_AFTER_S)
+            _complain(line)
+            return code
+        code, of_host = self._peers.fail(code, line)
+        if of_host:
+            _complain(of_host)
+        if not self._peers.all_end() and not of_host:
+            # the first rank of this host hangs, or is lost
+            _complain(line)
+        return code
 
     def synchronise(self) -> None:
         """Wait for this rank's device."""
@@ -500,6 +507,11 @@ class ProcessWorld:
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
+
+
+def _complain(line: str) -> None:
+    said = map(one_line, f"train.py: {line}".split("\n"))
+    print("\n".join(said), file=sys.stderr, flush=True)
 
 
 def votes_every(ranks: int) -> int:

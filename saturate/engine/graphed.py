@@ -162,6 +162,23 @@ def prepare(
     return outcome
 
 
+def arrange_buckets(step: Step, make_batches: Callable[[], Sequence[Batch]]) -> None:
+    """Have DistributedDataParallel arrange its buckets before the first step that counts, where no capture has.
+
+    It sums the first gradients in buckets of the parameters' order, and later ones in the order in which they
+    come. The sum of a bucket is rounded by where its parts lie, for three ranks and more: the first step of a resumed
+    run would be another one than that of a run which nobody has stopped. All ranks call it together.
+    """
+    if step.graphs is not None or step.world.size == 1:
+        return
+    phases = step.phases
+    step.phases = NoPhases()  # type: ignore[assignment]
+    with step.preserved():
+        step(itertools.repeat(make_batches()[0]), lr=0.0, epoch=0, position=0)
+    step.forget()
+    step.phases = phases
+
+
 def capture(
     step: Step, batches: Sequence[Batch], world: ProcessWorld
 ) -> tuple[str, dict[str, float]]:

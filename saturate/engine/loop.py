@@ -117,6 +117,7 @@ class Training:
                     self.checkpoints.hurry()
                 return finished
             except NotFinite:  # on every rank
+                self.world.ends_itself()
                 with self.watch.slow():
                     self.validation.settle(self.progress)
                 raise

@@ -140,6 +140,7 @@ class Agent:
         self.store = self._meet(" ".join(words) if rank == "0" else None)
         self.memory = Memory()
         self.generation = 0
+        self._members: list[str] = []  # of this generation
         self._trainer = 0
         self._asked = 0  # the signal that has come
         self._fruitless = 0  # generations
@@ -167,6 +168,7 @@ class Agent:
 
         Then the newest snapshot of all, if there is any, is in the memory of rank 0's.
         """
+        before = self.generation
         while True:
             self.generation = self.store.add("generation", 0)
             key = f"{self.generation}/world"
@@ -188,13 +190,28 @@ class Agent:
             members, newest = json.loads(self.store.get(key))
             if self.name in members and not is_late:
                 self.memory.begin(self.generation, newest)
+                if before:
+                    self._say_why(before, members)
+                self._members = members
                 return members
             # a spare; when all members have died nobody else is there to see it
-            if self._beat() and self._is_silent(members[0]):
-                self._end_generation()
+            if self._beat():
+                self._look_at(members[0])
             if len(members) < self.size:
-                self._end_generation()
+                self._end_generation(f"{named(self.name)} has come")
             time.sleep(LOOK_S)
+
+    def _say_why(self, before: int, members: list[str]) -> None:
+        """Say, once a host, why generation `before` has ended, and with whom it goes on."""
+        here = f" on {socket.gethostname()}, "
+        if self.name == next(name for name in members if here in name):
+            # asked so a key that is not there is ""
+            why = self.store.compare_set(f"{before}/why", "", "").decode()
+            if not why:
+                lost = [named(name) for name in self._members if name not in members]
+                why = f"{', '.join(lost) or 'a rank'} was killed, or its host is lost or cut off"
+            goes_on = f"goes on with {len(members)} of {self.size} ranks"
+            say(f"{FLAG}: {why}; {goes_on}")
 
     def _name_members(self, waited_s: float) -> None:
         """Name the members of this generation, once all ranks have joined or had the time to; who is first is
@@ -210,14 +227,13 @@ class Agent:
         members = sorted(sorted(newest)[: self.size], key=lambda name: -newest[name])
         world = json.dumps([members, newest[members[0]]])
         key = f"{self.generation}/world"
-        is_named = self.store.compare_set(key, "", world).decode() == world
-        if is_named and not is_first:
-            say(f"{FLAG}: goes on with {len(members)} of {self.size} ranks")
+        self.store.compare_set(key, "", world)
 
     def _trains(self, members: list[str]) -> bool:
         """Fork the trainer. Returns True in there; False in the agent, once the generation is over for it."""
         rank = members.index(self.name)
         agent = os.getpid()
+        oom_kills_before = oom_kills()
         # a signal waits until the trainer has its own handlers: this agent's do nothing in there
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with processes.forking():
@@ -248,7 +264,12 @@ class Agent:
         if fails or code in ENDS:
             self._end_run(code)
         if code != ANOTHER_ENDED:
-            say(f"{FLAG}: the trainer of rank {rank} has ended, exit code {code}")
+            how = f"exit code {code}"
+            if code < 0:
+                how = f"signal {-code} ({signal.strsignal(-code)})"
+            if code == -signal.SIGKILL and oom_kills() > oom_kills_before:
+                how += ", and the machine was out of memory meanwhile"
+            self._end_generation(f"{named(self.name)} has ended, {how}")
         return False
 
     def _watch(self, neighbour: str) -> int:
@@ -259,8 +280,8 @@ class Agent:
             if pid:
                 self._trainer = 0
                 return os.waitstatus_to_exitcode(status)
-            if self._beat() and self._is_silent(neighbour):
-                self._end_generation()
+            if self._beat():
+                self._look_at(neighbour)
             time.sleep(LOOK_S)
         self._kill()
         return ANOTHER_ENDED
@@ -273,9 +294,10 @@ class Agent:
             os._exit(int(code))
         return int(generation) != self.generation
 
-    def _end_generation(self) -> None:
-        """End this generation, unless it has ended."""
+    def _end_generation(self, why: str = "") -> None:
+        """End this generation, unless it has ended. The first who says why is right."""
         now = self.generation
+        self.store.compare_set(f"{now}/why", "", why)
         self.store.compare_set("generation", str(now), str(now + 1))
 
     def _end_run(self, code: int) -> NoReturn:
@@ -296,13 +318,14 @@ class Agent:
         self.store.add("beats", 1)
         return True
 
-    def _is_silent(self, name: str) -> bool:
-        """Whether the same beat of that agent has been heard for SILENT_S."""
+    def _look_at(self, name: str) -> None:
+        """End the generation where the same beat of that agent has been heard for SILENT_S."""
         now = time.monotonic()
         heard = name, self.store.get(f"beat/{name}")
         if heard != self._heard:
             self._heard, self._heard_s = heard, now
-        return now - self._heard_s > SILENT_S
+        if now - self._heard_s > SILENT_S:
+            self._end_generation()
 
     def _pass_on(self, number: int, _frame: object) -> None:
         self._asked = number
@@ -340,6 +363,17 @@ class Agent:
             time.sleep(LOOK_S)
         say(f"{FLAG}: rank 0, which has the store at {address}:{port}, has not come")
         os._exit(exit_codes.MISTAKE)
+
+
+def named(agent: str) -> str:
+    """Return what lines call an agent: the rank it was started as, and its host."""
+    return " ".join(agent.partition(",")[0].split())
+
+
+def oom_kills() -> int:
+    """Return how many processes the system has killed since it lacked memory, of all containers; 0: not said."""
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return int(dict(map(str.split, lines)).get("oom_kill", 0))
 
 
 def _begin_run(store: Store, command: str, port: int) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from saturate.contracts import Batch, Counts, Loader, counted, do_nothing
 from saturate.engine.distributed import ProcessWorld
+from saturate.engine.ranks import RESUME
 from saturate.engine.stop import SIGNALS, StopRequest, say
 from saturate.system import exit_codes
 
@@ -111,11 +112,11 @@ class Watch:
         )
         thread.name = "saturate-watch"
         thread.start()
-        ends, self.world.on_lost = self.world.on_lost, self._lost
+        ends, self.world.on_end = self.world.on_end, self._end
         try:
             yield
         finally:
-            self.world.on_lost = ends
+            self.world.on_end = ends
             if here:
                 signal.set_wakeup_fd(before)
             ended.set()
@@ -233,7 +234,8 @@ class Watch:
                 if self._waits is not None
                 else "cannot meet the others"
             )
-            self._leave(exit_codes.of_signal(number), f"{self.world.named} {waits}")
+            line = f"{self.world.named} {waits}; {RESUME}"
+            self._leave(exit_codes.of_signal(number), line)
 
     def _give_up_others(self, now: float) -> None:
         """End this process, whose peers live and do not come; not where they may be slow."""
@@ -249,16 +251,16 @@ class Watch:
         )
         minutes = counted(self.world.timeout_s / 60, "minute")
         said = f"{self.world.named} has not gone on for {minutes} (--timeout-minutes)"
-        self._leave(exit_codes.FAILED, f"{said}: {why}")
+        self._leave(exit_codes.FAILED, f"{said}: {why}; {RESUME}")
 
-    def _lost(self, lost: str) -> None:
-        code = exit_codes.FAILED
-        if self._heard is not None:
+    def _end(self, code: int, line: str) -> None:
+        if self._heard is not None and code == exit_codes.FAILED:
             code = exit_codes.of_signal(self._heard[0])
-        self._leave(code, f"{self.world.named} cannot go on: {lost}")
+        self._leave(code, line)
 
     def _leave(self, code: int, line: str) -> None:
-        say(f"{line}; go on with --resume auto")
+        if line:
+            say(line)
         with self.writing:  # a write beside training ends
             self.last_words()
             self.leave(code)

@@ -307,15 +307,20 @@ def _joules(joules: float, values: Summary) -> str:
 
 
 def _duration(seconds: float, values: Summary) -> str:
-    """Say how long the run took, what that went to and what it has cost."""
-    start = values.get("start_s") or {}
-    parts = {"start": sum(start.values()), **(values.get("pauses") or {})}
-    parts["training"] = look_up(values, "rate.active_s") or 0.0
-    longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {duration(parts[name])}" for name in longest)
+    """Say how long the run took, and what it has cost."""
     dollars = values.get("dollars")
-    cost = "" if dollars is None else f", ${number(dollars)} of GPUs"
-    return f"{duration(seconds)} ({told}){cost}"
+    return duration(seconds) + (
+        "" if dollars is None else f", ${number(dollars)} of GPUs"
+    )
+
+
+def _goodput(share: float, values: Summary) -> str:
+    """Say which share of the wall time went to steps that count, and where most of the rest went."""
+    rest = {**values["goodput"]["seconds"]}
+    steps_s = rest.pop("steps")
+    longest = sorted(rest, key=rest.__getitem__, reverse=True)[:3]
+    told = ", ".join(f"{name} {duration(rest[name])}" for name in longest)
+    return f"{share:.1%} of {duration(steps_s / share)} (the rest: {told})"
 
 
 def _start(parts: Mapping[str, float], _: Summary) -> str:
@@ -552,9 +557,15 @@ FACTS = (
     ),
     Fact(
         "duration_s",
-        "seconds, of all parts of the run that came to an end",
+        "seconds, of all attempts to run",
         line=Line("duration", _duration),
     ),
+    Fact(
+        "goodput.share",
+        "of the wall time since the run first began, over all attempts, in which steps were made that count",
+        line=Line("goodput", _goodput),
+    ),
+    Fact("goodput.seconds", "of that time, by what they were spent for"),
     Fact("dollars", "of all GPUs in that time (--gpu-price)"),
     Fact("start_s", "until the first step, by parts", line=Line("first step", _start)),
     Fact(

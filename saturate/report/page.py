@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from saturate.contracts import Reported, utf8
+from saturate.report.advice import look_up
 from saturate.report.facts import rows
 from saturate.report.words import duration, number
 
@@ -101,6 +102,7 @@ def page(
         **{
             title: _image(folder / name, alt) for name, (title, alt) in PICTURES.items()
         },
+        "Where the time went": _bars(look_up(summary, "goodput.seconds") or {}, "s"),
         "Parts of a step": _bars(summary.get("split_ms") or {}, "ms"),
         "Stages of the loader, of its workers' or its thread's time": _bars(
             shares, "%"

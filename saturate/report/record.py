@@ -369,6 +369,8 @@ class Record:
         self._points: Appender | None = None
         # what metrics.jsonl keeps: epoch and figures of each validation, losses since the last, the last of the others
         self.validations: list[tuple[int | None, dict[str, Any]]] = []
+        # step, and what the wall time of all attempts had gone to by then; those behind the checkpoint, too
+        self.spent: list[tuple[int, dict[str, Any]]] = []
         self.train_losses: list[float] = []
         self.lr: float | None = None
         self.rate: float | None = None
@@ -469,6 +471,8 @@ class Record:
                 kind, step = point["kind"], point["step"]
             except (ValueError, TypeError, KeyError):
                 continue  # half a line, left by a kill in mid-write
+            if "spent" in point:
+                self.spent.append((step, point["spent"]))
             if step > resume_step or not line.endswith(b"\n"):
                 continue
             lines.append(line)
@@ -487,7 +491,7 @@ class Record:
                     if name not in NO_FIGURES
                 }
                 self.validations.append((point.get("epoch"), figures))
-            if step == resume_step:
+            if step == resume_step and kind != "attempt":
                 self._kept.add((kind, step))
         after = b"".join(lines)
         if after != before:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
@@ -62,6 +63,8 @@ NOT_IN_SUMMARY = (
     *summary.DETECTION,
 )
 """Entries of a run's description that summary.json does not take over as they are."""
+OF_START = {"data": "scan", "graphs": "compile"}
+"""Parts of the start that have a name in the goodput."""
 OF_VAL_BATCH = ("val/predictions", "val/crops")
 """Tags of the pictures of a validation that are a file of the run as well."""
 FORECAST_WITHIN = 0.03
@@ -159,7 +162,19 @@ class Reporter:
         self._forecast: dict[str, Any] | None = None
         self._sample_s: dict[int, float] = {}  # pixels -> seconds a sample
         self._reached: dict[str, Any] | None = None
+        self._begin_attempt()
         self._begin()
+
+    def _begin_attempt(self) -> None:
+        """Write when this attempt to run has begun, and what earlier ones were spent for."""
+        began_s = time.time() - self._timeline.passed_s()
+        self._spent_before = summary.spent_before(
+            self._record.spent, self._resumed_at, began_s
+        )
+        # seconds of this attempt
+        self._spent_in = {"steps": 0.0, "waiting": 0.0}
+        spent = {"at": began_s, "seconds": self._spent_before}
+        self._record.point("attempt", self._resumed_at, {"spent": spent})
 
     def _begin(self) -> None:
         """Write the row and the charts of the run and its first card, and say its title."""
@@ -247,6 +262,11 @@ class Reporter:
         self._train_losses += [
             point["loss"] for point in points if not np.isnan(point["loss"])
         ]
+        # the first one is a part of the start
+        for one in steps[not self._steps["data_wait"] :]:
+            for name in one.keys() - summary.BESIDE:
+                part = "waiting" if name == "data_wait" else "steps"
+                self._spent_in[part] += one[name] / 1000
         for name, column in self._steps.items():
             column.extend(one.get(name, np.nan) for one in steps)
         state = {
@@ -265,6 +285,7 @@ class Reporter:
             **state,
             "ms": phases,
             "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in timed},
+            "spent": {"at": time.time(), "seconds": self._spent()},
         }
         self._record.point("train", step, line)
         parts = {f"loss/{name}": mean for name, mean in sorted(means.items())}
@@ -434,8 +455,8 @@ class Reporter:
 
     def reached(self, figure: str, epoch: int | None) -> None:
         """Tell that the figure of --until is reached, and what it took. Every rank calls it."""
-        spent = self._spent(0.0)
-        self._reached = {"figure": figure, "epoch": (epoch or 0) + 1, **spent}
+        costs = self._costs(0.0)
+        self._reached = {"figure": figure, "epoch": (epoch or 0) + 1, **costs}
         self._console.info(f"reached {facts.reached(self._reached, {})}")
 
     def forecast(
@@ -462,7 +483,7 @@ class Reporter:
         left_s += sum(rest.values()) * pauses.get("checkpoint", 0.0) / done
         left_s += validations * pauses.get("validation", 0.0) / max(self._passes, 1)
         counted = not validations or self._passes > 0
-        forecast = {"validations": counted, **self._spent(left_s)}
+        forecast = {"validations": counted, **self._costs(left_s)}
         before = self._forecast
         if before and counted == before["validations"]:
             off = forecast["duration_s"] / before["duration_s"] - 1
@@ -474,16 +495,15 @@ class Reporter:
             f"the run ends {ends(left_s)}: {facts.spent(forecast)} in all{without}"
         )
 
-    def _spent(self, more_s: float) -> dict[str, float | None]:
+    def _costs(self, more_s: float) -> dict[str, float | None]:
         """Return seconds, kWh and dollars of the run so far, and of `more_s` that follow. Every rank calls it."""
-        passed_s = self._timeline.passed_s()
-        duration_s = self._earlier.get("duration_s", 0.0) + passed_s
+        duration_s = self._duration_s()
         joules = self._world.gather(self._joules())
         kwh = None
         if None not in joules:
             # of this part, which goes on as it has begun
             part = sum(joules) / 3.6e6 - self._earlier_kwh
-            kwh = self._earlier_kwh + part * (1 + more_s / passed_s)
+            kwh = self._earlier_kwh + part * (1 + more_s / self._timeline.passed_s())
         duration_s += more_s
         price = self._description["settings"].get("gpu_price")
         dollars = price and price * self._world.size * duration_s / 3600
@@ -497,6 +517,21 @@ class Reporter:
             more = len(names) - SAID
             self.warn(f"and {more} more, in {self._record.folder / FAILED_SAMPLES}")
         self._record.lines(FAILED_SAMPLES, [f"{split}\t{name}" for name in names])
+
+    def _spent(self) -> dict[str, float]:
+        """Return the seconds of wall time of all attempts so far, by what they were spent for."""
+        spent = defaultdict(float, self._spent_in | self._meter.pauses)
+        for part, seconds in self._timeline.seconds.items():
+            spent[OF_START.get(part, "start")] += seconds
+        spent["other"] = max(self._timeline.passed_s() - sum(spent.values()), 0.0)
+        for part, seconds in self._spent_before.items():
+            spent[part] += seconds
+        return spent
+
+    def _duration_s(self) -> float:
+        """Return the seconds of all attempts to run so far, without those between them."""
+        spent = self._spent()
+        return sum(spent.values()) - spent.get("down", 0.0)
 
     # -- the end ---------------------------------------------------------------
 
@@ -516,11 +551,15 @@ class Reporter:
         self._finished = finished
         step = progress["step"]
         first = self._task.figures[0]
+        spent = self._spent()
+        wall_s, steps_s = sum(spent.values()), spent["steps"]
         trained = {
             "finished": finished,
             "ended": time.strftime("%Y-%m-%d %H:%M"),
-            "duration_s": self._earlier.get("duration_s", 0.0)
-            + self._timeline.passed_s(),
+            "duration_s": self._duration_s(),
+            "goodput": {"share": steps_s / wall_s, "seconds": spent}
+            if steps_s
+            else None,
             **summary.trained(progress, failed),
             "early_stop": self._early_stop,
             **summary.best(progress, first, self._record.folder),
@@ -623,7 +662,7 @@ class Reporter:
                 "sm_mhz": load["gpu"]["sm_mhz"],
                 "stages": of_loader,
             },
-            "dollars": self._spent(0.0)["dollars"],
+            "dollars": self._costs(0.0)["dollars"],
             "forecast": self._forecast,
             "reached": self._reached,
             "learning": {**about.get("learning", {}), **self._of_last_pass},
@@ -661,7 +700,9 @@ class Reporter:
         )
         values = {**earlier, **trained}
         if earlier.get("finished"):
-            values |= {name: earlier.get(name) for name in ("ended", "duration_s")}
+            values |= {
+                name: earlier.get(name) for name in ("ended", "duration_s", "goodput")
+            }
         if self._validation and self._validation != earlier["validation"]:
             # the figures of a part that was killed before its end
             values["validation"] = self._validation

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from saturate.report.facts import EMA, mean
 from saturate.report.hardware import SECTIONS, hardware
 from saturate.settings.config import Config, as_yaml
 
-BESIDE = ("transforms", "transfer")
+BESIDE = {"transforms", "transfer"}
 """Phases that run beside the others, in workers and on another stream: they are no part of a step's duration.
 """
 EARLY = slice(10, 30)
@@ -227,6 +228,25 @@ def mean_loads(
         }
         for section, readings in SECTIONS.items()
     }
+
+
+def spent_before(
+    spent: Sequence[tuple[int, Mapping[str, Any]]], resumed_at: int, began_s: float
+) -> dict[str, float]:
+    """Return the seconds that earlier attempts to run have spent, by what for, before one that began at `began_s` from
+    the checkpoint of step `resumed_at`.
+
+    `spent`: step, time and seconds of what they have told, in order. What comes behind the checkpoint is `repeated`,
+    and the time until the next attempt is `down`.
+    """
+    kept = [each for step, each in spent if step <= resumed_at]
+    if not kept:
+        return {}
+    seconds: dict[str, float] = defaultdict(float, kept[-1]["seconds"])
+    last_s = spent[-1][1]["at"]
+    seconds["repeated"] += last_s - kept[-1]["at"]
+    seconds["down"] += began_s - last_s
+    return seconds
 
 
 def durations(steps: Mapping[str, Array]) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from saturate.engine.distributed import ProcessWorld, leave, prepare_process  # 
 # The import above must come first: it sets OpenMP's variables, which torch reads when it loads.
 import torch  # noqa: E402
 
-from saturate.contracts import Loader  # noqa: E402
+from saturate.contracts import Loader, PeerLost, UserError  # noqa: E402
 from saturate.dataset.images.columns import slow_to_decode  # noqa: E402
 from saturate.dataset.open import cache_folder, fewest  # noqa: E402
 from saturate.dataset.stores.mirror import Mirror, mirrored  # noqa: E402
@@ -282,13 +282,16 @@ def choose(
     config = settings.config
     evaluates = config.run.evaluate
     # before a loader is open, whose threads break a capture
+    make_batches = partial(first_batches, assembly.feed)
     graphs = graphed.prepare(
         step,
-        partial(first_batches, assembly.feed),
+        make_batches,
         step.world,
         False if evaluates else config.model.graphs,
         one_shape=settings.kind.graphs,
     )
+    if not evaluates:
+        graphed.arrange_buckets(step, make_batches)
     TIMELINE.mark("graphs")
     measured_under = {
         **autotune.timed(config.flat(), assembly.plan),
@@ -482,8 +485,14 @@ def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
-        words = schema.flags_of(sys.argv[1:], tables())
-        world.meet(schema.build(words, "flags").run.timeout_minutes)
+        try:
+            words = schema.flags_of(sys.argv[1:], tables())
+            minutes = schema.build(words, "flags").run.timeout_minutes
+        except UserError:  # each host is to say it
+            with suppress(UserError, PeerLost):
+                world.meet(1.0)
+            raise
+        world.meet(minutes)
         # from here on rank 0 reads files of settings and weights: other hosts may have others, or none
         preset = world.first(lambda: schema.preset_of(words))
         config = schema.checked(words, preset)

@@ -66,11 +66,11 @@ def of_run(*, lost_files: bool) -> int:
 
 def of_error(
     error: Exception,
-    complain: Callable[[str], None],
+    complain: Callable[[str, int], int],
     *,
     in_its_words: type[Exception],
 ) -> int:
-    """Say what has ended the run in one line (`complain`), and return its exit code.
+    """Say what has ended the run in one line, and return its exit code: `complain` has it from the other ranks.
 
     Raises the error again where there is no line for it; one that is said `in_its_words` has one.
     """
@@ -79,10 +79,9 @@ def of_error(
     line = str(error) if isinstance(error, in_its_words) else line_of(error)
     if line is None:
         raise error
-    complain(f"train.py: {line}")
     if isinstance(error, PeerLost):
-        return FAILED
-    return NOT_FINITE if isinstance(error, NotFinite) else MISTAKE
+        return complain(line, FAILED)
+    return complain(line, NOT_FINITE if isinstance(error, NotFinite) else MISTAKE)
 
 
 def of_program(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:

@@ -80,11 +80,13 @@ class Host:
         self.started.append(process)
         return process
 
-    def agent(self, first: Host, *words: object) -> subprocess.Popen[str]:
-        """Start torchrun with one rank; the rendezvous is at the `first` host."""
+    def agent(
+        self, first: Host, *words: object, program: str = "-m torch.distributed.run"
+    ) -> subprocess.Popen[str]:
+        """Start torchrun, or the entry point, with one rank; the rendezvous is at the `first` host."""
         meets = f"--rdzv-backend c10d --rdzv-endpoint {first.address}:29400 --local-addr {self.address}"
         meets += f" --rdzv-conf is_host={int(first is self)}"
-        torchrun = f"-m torch.distributed.run --nnodes 2 --max-restarts 1 {meets}"
+        torchrun = f"{program} --nnodes 2 --max-restarts 1 {meets}"
         return self.start(*torchrun.split(), *words)
 
     def processes(self) -> list[psutil.Process]:
@@ -157,3 +159,22 @@ def test_a_host_that_is_lost(train: Runner, hosts: list[Host], pictures: Path) -
         assert f"rank {host.number} on {host.name} cannot go on: " in line
         assert f"rank {other.number} on {other.name} does not answer" in line
         assert rank.returncode == 1
+
+
+def test_a_mistake_of_one_host_is_said_on_both_and_started_once(
+    train: Runner, hosts: list[Host], pictures: Path
+) -> None:
+    """Each agent sees the exit code of its own rank, and --max-restarts 1 starts nothing."""
+    program = str(ROOT / "scripts/entry_point.py")
+    words = (ROOT / "train.py", "--data", pictures, *FLAGS)
+    agents = [
+        host.agent(hosts[0], *words, *more, program=program)
+        for host, more in zip(hosts, ([], ["--lr", "0.7"]), strict=True)
+    ]
+    said = ended(agents)
+    assert [agent.returncode for agent in agents] == [2, 2]
+    differ = f"train.py: the ranks differ: --lr is 0.1 on rank 0, 0.7 on rank 1 on {hosts[1].name}"
+    for rank, err in enumerate(said):
+        assert ours(err) == [f"{differ}; all need the same"]
+        assert f"entry point: rank {rank} failed first, exit code 2" in err
+        assert "Traceback" not in err

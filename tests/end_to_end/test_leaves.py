@@ -38,6 +38,7 @@ whole world_size batch_size epochs steps samples samples_dropped best.epoch rate
 list samples_failed rate.per_rank
 number efficiency hardware.cores rate.steady rate.spread.min rate.spread.max rate.spread.iqr
 number ceiling.compute.rate ceiling.compute.spread.n ceiling.loader.rate ceiling.loader.spread.n
+number duration_s goodput.share goodput.seconds.steps goodput.seconds.start goodput.seconds.scan
 number data_wait.ms data_wait.share validation.top1 validation.ece validation.loss best.value
 number validation_s.pass validation_s.score validation_s.waited memory.host_gib
 here bound rate.first_epoch memory.allocated_gib memory.reserved_gib memory.device_gib
@@ -159,6 +160,7 @@ SECTIONS = {
     "Worst mistakes": "<img",
     "Confusion": "<img",
     "What the network is given": "<img",
+    "Where the time went": ">steps</th>",
     "Parts of a step": ">backward</th>",
     "Stages of the loader, of its workers' or its thread's time": ">decode</th>",
     "Command": "--arch squeezenet1_1",

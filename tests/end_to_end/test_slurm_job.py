@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.end_to_end.runs import ROOT, Runner, kept, losses, points, summary, until
@@ -190,3 +192,52 @@ def test_a_job_that_is_told_to_stop_goes_on_where_it_was(
     whole = train.ranks(2, f"{FLAGS} --steps {len(made)} --output whole")
     assert [process.wait() for process in whole] == [0, 0], whole[0].err
     assert made == losses(train.cwd / "whole")
+
+
+def rank(job: str, number: int) -> psutil.Process:
+    """The process of that rank of a job."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            has = process.environ()
+            is_it = (has.get("SLURM_JOB_ID"), has.get("SLURM_PROCID")) == (
+                job,
+                str(number),
+            )
+            # its workers have its variables, too
+            parent = process.parent()
+            if is_it and parent and parent.name() == "slurmstepd":
+                return process
+    raise AssertionError(f"no rank {number} of job {job}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_of_which_a_rank_is_killed_goes_on_from_its_checkpoint(
+    train: Runner, cluster: Cluster
+) -> None:
+    """As for want of memory, by SIGKILL, in a task of an array. A mistake is not started again."""
+    output = train.cwd / "job"
+    said = train.cwd / "job.log"
+    script = (f"--output={said}", "scripts/slurm.sh", *FLAGS.split())
+    more = ("--save-every-steps", 2, "--output", output)
+    job = cluster(*SUBMIT.split(), "--array=7", *script, *more)
+    output = output.with_name("job-7")
+    until(lambda: (output / "last.pt").exists(), RUNS_S, "a checkpoint")
+    rank(cluster.job(f"{job}_7")["JobId"], 1).kill()
+    until(
+        lambda: cluster.job(f"{job}_7")["Restarts"] == "1",
+        RUNS_S,
+        f"a requeue, see {said}",
+    )
+    killed_at = len(points(output, "train"))
+    until(
+        lambda: len(points(output, "train")) > killed_at + 3,
+        RUNS_S,
+        f"more steps, see {said}",
+    )
+    cluster("scancel", job)
+    losses(output)
+    wrong = cluster(*SUBMIT.split(), *script, "--lr", "-1", "--output", train.cwd / "x")
+    until(lambda: cluster.job(wrong)["JobState"] == "FAILED", RUNS_S, "a mistake")
+    assert cluster.job(wrong)["ExitCode"] == "2:0"
+    assert cluster.job(wrong)["Restarts"] == "0"

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from PIL import Image
 
-from saturate.engine import distributed, ranks
+from saturate.engine import ranks
 from saturate.loaders.videos._planes import compile_kernels
 from saturate.report import ceilings
 from saturate.settings.config import parse
@@ -128,7 +128,7 @@ def run(words: list[str]) -> NoReturn:
 
 def shorten_waits() -> None:
     """Have ranks of one machine, whose store answers at once, wait less than ranks of many hosts."""
-    distributed.ALONE_AFTER_S = 1.0
+    ranks.ALONE_AFTER_S = 1.0
     ranks.LOOK_S = 0.01
     ranks.BEAT_S = 0.5
     ranks.CLOSED_S = 1.0

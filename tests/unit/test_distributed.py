@@ -350,18 +350,3 @@ def test_with_two_cores_a_gpu_has_both(
         monkeypatch.setattr(distributed, "cores", lambda ranks=ranks: ranks * count)
         world.local_size = ranks
         assert world.workers(None) == expected
-
-
-def test_what_rank_0_has_met_it_says_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The others live on where nobody ends them, such as Slurm and a torchrun that was asked to stop."""
-    world = ProcessWorld(CPU)
-    world.rank, world.size = 1, 2
-    monkeypatch.setattr(distributed, "ALONE_AFTER_S", 0.0)
-    monkeypatch.setattr(world, "gather", lambda _: [[None, UserError("full")]])
-    with pytest.raises(UserError, match="full"):
-        world.first(lambda: None)
-    world.complain("train.py: full")
-    world.complain("train.py: its own")
-    assert capsys.readouterr().err == "train.py: its own\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts import entry_point
+from tests.end_to_end.runs import free_port
 
 
 @pytest.fixture
@@ -119,3 +120,40 @@ def test_the_first_ranks_exit_code_is_handed_on(shared: Path, tmp_path: Path) ->
     _, said = process.communicate(timeout=300)
     assert process.returncode == 137 and "Traceback" not in said
     assert "entry point: rank 1 failed first, exit code 137" in said
+
+
+@pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1), (3, 1)])
+def test_a_mistake_is_started_once(
+    shared: Path, tmp_path: Path, code: int, starts: int
+) -> None:
+    """--max-restarts 2 is for what may pass: a mistake, and a loss that is not finite, would come again."""
+    program = tmp_path / "program.py"
+    program.write_text(f"print('started', flush=True); exit({code})")
+    process = started(
+        shared, "--nproc-per-node", "1", "--max-restarts", "2", str(program)
+    )
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == code
+    assert out.split() == ["started"] * starts
+
+
+def test_hosts_meet_as_torchruns_variables_say(shared: Path, tmp_path: Path) -> None:
+    """Kubeflow's trainer gives these to its pods, and no flag."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)"
+    )
+    meet = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": "127.0.0.1",
+    }
+    meet["PET_MASTER_PORT"] = str(free_port())
+    pods = [
+        started(shared, str(program), **meet, PET_NODE_RANK=str(rank))
+        for rank in range(2)
+    ]
+    assert [pod.communicate(timeout=300)[0].split() for pod in pods] == [
+        ["0", "2"],
+        ["1", "2"],
+    ]

@@ -61,9 +61,10 @@ def test_every_example_has_a_test() -> None:
         for page in PAGES
         for _ in re.findall(r"^```python$", page.read_text(encoding="utf-8"), re.M)
     ]
-    # those of data.md: test_drills_store.py, test_coco_layouts.py; of recipes.md: test_transforms.py, test_timm.py
-    wanted = ["data.md"] * 2 + ["own-loop.md"] * len(BLOCKS) + ["recipes.md"] * 3
-    wanted += ["train.md"]
+    # the one of cluster.md: tests/end_to_end/test_ray.py; those of data.md: test_drills_store.py,
+    # test_coco_layouts.py; of recipes.md: test_transforms.py, test_timm.py
+    wanted = ["cluster.md", *["data.md"] * 2, *["own-loop.md"] * len(BLOCKS)]
+    wanted += [*["recipes.md"] * 3, "train.md"]
     assert sorted(blocks) == wanted
     assert {title for title, _ in BLOCKS} == {"Training", "Validation"}
 

@@ -52,7 +52,9 @@ def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
     told.reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[2]\n", "the last one"
     line = {"kind": "val", **RESULT, "failed": []}
-    assert told.points() == [{**line, "step": step, "epoch": step} for step in (10, 20)]
+    begun, *validated = told.points()
+    assert begun["kind"] == "attempt"
+    assert validated == [{**line, "step": step, "epoch": step} for step in (10, 20)]
     board = read(tmp_path)
     scalars = [
         (event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")

@@ -134,3 +134,82 @@ def test_the_jobs_script(tmp_path: Path, code: int, requeued: str) -> None:
     assert "--cpus-per-task=12" in words[: words.index("python")]
     asked = tmp_path / "scontrol.said"
     assert (asked.read_text() if asked.exists() else "") == requeued
+
+
+SRUN = """#!/bin/bash
+printf '%s ' "$@" >> said
+[ -z "$SAVES" ] || date +%N > "$SAVES/last.pt"
+exit "$CODE"
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "saves", "is_requeued"),
+    [
+        (143, 9, True, True),
+        (143, 2, False, True),
+        # the limit is shorter than a start
+        (143, 3, False, False),
+        # a rank has crashed, or was killed
+        (1, 0, False, True),
+        (137, 9, True, True),
+        (137, 3, False, False),
+        # it would be the same again
+        (0, 0, True, False),
+        (2, 0, True, False),
+        (3, 0, True, False),
+        (130, 0, True, False),
+    ],
+)
+def test_a_job_is_requeued_while_that_may_help(
+    tmp_path: Path, code: int, restarts: int, saves: bool, is_requeued: bool
+) -> None:
+    said = job(tmp_path, ["--output", "run"], code, restarts, saves="run" * saves)
+    assert ("requeue 7" in said) is is_requeued
+
+
+@pytest.mark.parametrize("output", [[], ["--output", "s3://bucket/run"]])
+def test_where_no_checkpoint_can_be_looked_at_a_stop_is_requeued(
+    tmp_path: Path, output: list[str]
+) -> None:
+    assert "requeue 7" in job(tmp_path, output, 143, restarts=9)
+
+
+@pytest.mark.parametrize("output", [["--output", "run"], ["--output=run"]])
+def test_tasks_of_an_array_have_an_output_each(
+    tmp_path: Path, output: list[str]
+) -> None:
+    said = job(tmp_path, ["--lr", "1", *output], 0, SLURM_ARRAY_TASK_ID="5")
+    started = said.split("train.py ")[1].split()
+    assert started == ["--resume", "auto", "--lr", "1", *output, "--output", "run-5"]
+
+
+def job(
+    folder: Path,
+    words: list[str],
+    code: int,
+    restarts: int = 0,
+    saves: str = "",
+    **variables: str,
+) -> str:
+    """Run slurm.sh with a srun that ends with `code`; return what srun and scontrol were called with."""
+    (folder / "run").mkdir()
+    (folder / "run/last.pt").touch()
+    for name, script in (("srun", SRUN), ("scontrol", SRUN.replace('"$CODE"', "0"))):
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/slurm.sh", *words],
+        env={
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "SLURM_SUBMIT_DIR": str(folder),
+            "SLURM_JOB_ID": "7",
+            "SLURM_RESTART_COUNT": str(restarts),
+            "CODE": str(code),
+            "SAVES": saves,
+            **variables,
+        },
+        check=False,
+    )
+    assert done.returncode == code
+    return (folder / "said").read_text()

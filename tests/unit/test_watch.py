@@ -136,9 +136,6 @@ def test_a_second_ctrl_c_ends_what_does_not_look(
 class Gone:
     """A store whose process is no more."""
 
-    def clone(self) -> Gone:
-        return self
-
     def set(self, *_: str) -> None:
         raise dist.DistNetworkError("Broken pipe")
 
@@ -146,7 +143,9 @@ class Gone:
 def peers(rank: int, store: Any) -> Peers:
     """A rank of two that have met by a store."""
     made = Peers.__new__(Peers)
-    made.__dict__.update(rank=rank, size=2, hosts=["a", "b"], store=store, waits="")
+    host = "ab"[rank]
+    made.__dict__.update(rank=rank, size=2, host=host, first_host="a", store=store)
+    made.__dict__.update(waits="", local_rank=0, _aside=store)
     made._ended = threading.Event()
     return made
 
@@ -161,10 +160,10 @@ def test_a_store_that_has_gone_ends_the_run(
     with made.stop.listening(), made.running():
         os.kill(os.getpid(), signal.SIGUSR1)
         until(lambda: made._heard)
-        peers(1, Gone()).watch(lambda lost: made.world.on_lost(lost))
+        peers(1, Gone()).watch(made.world.on_end)
         until(lambda: codes)
     assert codes[0] == 128 + signal.SIGTERM
-    line = f"{HERE} cannot go on: rank 0 on a does not answer; go on with --resume auto"
+    line = "rank 1 on b cannot go on: rank 0 on a does not answer; go on with --resume auto"
     assert capfd.readouterr().err.splitlines()[-1] == f"train.py: {line}"
 
 
@@ -172,22 +171,29 @@ def test_a_rank_that_does_not_beat_is_lost(monkeypatch: pytest.MonkeyPatch) -> N
     """Each rank is told; one that beats more slowly than the others look, and one that has ended, is not lost."""
     monkeypatch.setattr(ranks, "SILENT_S", 0.5)
     store = dist.HashStore()
-    for key, value in {"beat/0": "0 ", "beat/1": "0 ", "lost": ""}.items():
+    keys = {"beat/0": "0 ", "beat/1": "0 ", "lost": "", ranks.MISTAKE_KEY: ""}
+    for key, value in {**keys, "came/1": '["", "b"]'}.items():
         store.set(key, value)
     found: list[str] = []
+
+    def note(code: int, line: str) -> None:
+        assert code == 1
+        found.append(line)
+
     monkeypatch.setattr(ranks, "BEAT_S", 0.2)
     slow = peers(1, store)
-    slow.watch(found.append)
+    slow.watch(note)
     monkeypatch.setattr(ranks, "BEAT_S", 0.1)
-    peers(0, store).watch(found.append)
+    peers(0, store).watch(note)
     time.sleep(1.5)
     assert not found
     slow.end()
     until(lambda: found)
-    assert found == ["rank 1 on b does not answer"]
-    peers(1, store).watch(found.append)
+    peers(1, store).watch(note)
     until(lambda: len(found) == 2)
-    assert found[0] == found[1]
+    for line, who in zip(found, ("rank 0 on a", "rank 1 on b"), strict=True):
+        lost = "cannot go on: rank 1 on b does not answer; go on with --resume auto"
+        assert line == f"{who} {lost}"
 
 
 @pytest.mark.parametrize("where", ["first-step", "slow"])
