@@ -180,6 +180,7 @@ def slow_to_decode(columns: Columns, image_size: int) -> dict[str, Any]:
 
     {} of what is no image file, and of images that nobody has read the headers of.
     """
+    can_be_less = isinstance(columns, Images) and image_size <= MAX_SIDE
     if not isinstance(columns, Pictures):
         return {}
     is_read = columns.height > 0  # of Unread only those that a plan has come to
@@ -188,7 +189,6 @@ def slow_to_decode(columns: Columns, image_size: int) -> dict[str, Any]:
     pixels = columns.height[is_read].astype(np.int64) * columns.width[is_read]
     longer = np.maximum(columns.height[is_read], columns.width[is_read])
     left = pixels * np.minimum(MAX_SIDE / longer, 1.0) ** 2
-    can_be_less = isinstance(columns, Images) and image_size <= MAX_SIDE
     median = float(np.median(pixels))
     large = pixels > LARGE * median
     return {
