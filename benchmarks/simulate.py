@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from saturate.contracts import UserError
 from saturate.dataset.images.columns import Images
 from saturate.dataset.synthetic import synthetic
 from saturate.engine.distributed import ProcessWorld, votes_every
@@ -179,9 +180,14 @@ def schedule(preset: Path, ranks: int, rate: float, price: float) -> Iterator[st
     """Yield a Markdown table of a preset's epochs, and what they take at a `rate`: images a second of all ranks, of
     the last size; smaller ones come faster by their pixels. `price` is dollars an hour of a GPU.
 
-    Raises ValueError where the ranks do not show each sample of an epoch at most once, as many as they should.
+    Raises UserError for a preset that is none of images with a label, and ValueError where the ranks show a sample
+    more often than --repeats says, or not as many as they should.
     """
     config = parse(["--config", str(preset), "--loader", "synthetic"])
+    if (task := config.flat()["task"]) != "classification":
+        raise UserError(
+            f"--config {preset} is of --task {task}, and names are drawn for classification"
+        )
     start = Start.of(config, (), {}, path=None, origin="")
     settings = resolve(start, ProcessWorld(torch.device("cpu")))
     sets = synthetic()
@@ -199,8 +205,9 @@ def schedule(preset: Path, ranks: int, rate: float, price: float) -> Iterator[st
             for rows in replace(plan, rank=rank).rows(epoch, 0):
                 np.add.at(shown, rows.ids[rows.valid], 1)
         images = int(shown.sum())
-        if shown.max() > 1 or images != steps * plan.global_batch_size:
-            raise ValueError(f"epoch {epoch + 1}: {images} images, some twice")
+        too_often = shown.max() > batching.repeats
+        if too_often or images != steps * plan.global_batch_size:
+            raise ValueError(f"epoch {epoch + 1}: {images} images, some too often")
         rates = [
             learning_rate(epoch + step / steps, optimisation) for step in (0, steps - 1)
         ]
@@ -252,8 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(parser.parse_args(arguments))
     preset, rate, price = (given.pop(key) for key in ("config", "rate", "gpu_price"))
     if preset:
-        for ranks in given["ranks"]:
-            print(*schedule(preset, int(ranks), rate, price), sep="\n")
+        try:
+            for ranks in given["ranks"]:
+                print(*schedule(preset, int(ranks), rate, price), sep="\n")
+        except UserError as mistake:
+            parser.error(str(mistake))
         return 0
     pairs = itertools.product(given.pop("samples"), given.pop("ranks"))
     print(

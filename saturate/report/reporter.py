@@ -695,8 +695,8 @@ class Reporter:
         if not earlier:
             return None
         self._console.info(
-            "nothing was left to train, its rates stay as they were: more --epochs or --steps, or a larger "
-            "--patience, to go on from here"
+            "nothing was left to train, its rates stay as they were: more --epochs or --steps, a larger "
+            "--patience or another --until, to go on from here"
         )
         values = {**earlier, **trained}
         if earlier.get("finished"):

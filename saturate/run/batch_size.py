@@ -123,12 +123,13 @@ def _tried(
     """Train and validate as the run does; return the bytes, None where graphs do not fit."""
     total = torch.cuda.mem_get_info(world.device)[1]
     spare = int(SPARE * total) + RANKS * (settings.batching.world_size > 1)
-    # a step of several micro-batches has gradients that stay, and one graph more
-    several = 2 if settings.config.optimisation.global_batch_size else 1
+    # a step of several micro-batches has gradients that stay, and one graph more; two have all that more would have
+    several = settings.batching.accumulate > 1
+    holds_two = len(splits["train"].columns) >= 2 * rows
     batching = replace(
         settings.batching,
         size=rows,
-        accumulate=max(settings.batching.accumulate, several),
+        accumulate=2 if several and holds_two else 1,
         is_fixed=True,
         world_size=1,
         rank=0,

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import io
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from saturate.contracts import Source, Split, UserError, counted
 from saturate.dataset.images.columns import TRANSPOSE, Images
@@ -49,6 +50,9 @@ THREADS = 16
 """Reads at once: the storage is waited for, not the processor."""
 QUALITY = 92
 """Of the JPEGs of --max-side, by libjpeg's scale."""
+MOST_EXIF = 65_533
+"""Bytes of EXIF that a JPEG can hold; of more, which other formats can, the orientation alone is kept."""
+ORIENTATION = ExifTags.Base.Orientation
 BATCH = 64 << 20
 """Bytes of a commit."""
 DIGEST = 16
@@ -136,15 +140,10 @@ def smaller(columns: Images, sample: int, content: bytes, *, side: int) -> bytes
     swapped = turn >= TRANSPOSE
     height, width = (width, height) if swapped else (height, width)
     size = max(round(width * share), 1), max(round(height * share), 1)
-    about: dict[str, object] = {}
     try:
         # a JPEG is decoded at half its size or less, where twice what is wanted is left
         image = pillow_rgb(content, (2 * size[0], 2 * size[1]))
-        with opened(content) as file:
-            about["icc_profile"] = file.info.get("icc_profile")
-            # Pillow has turned a TIFF itself
-            if columns.exif is None and file.format != "TIFF":
-                about["exif"] = file.getexif()
+        about = _about(content, keeps_exif=columns.exif is None)
     except UserError:
         raise
     except Exception:  # as of `as_pixels`
@@ -156,6 +155,28 @@ def smaller(columns: Images, sample: int, content: bytes, *, side: int) -> bytes
     written = io.BytesIO()
     image.save(written, "JPEG", quality=QUALITY, **about)
     return written.getvalue()
+
+
+def _about(content: bytes, *, keeps_exif: bool) -> dict[str, object]:
+    """Return what an image file says beside its pixels, as far as a JPEG of RGB can say it, for Pillow's `save`."""
+    about: dict[str, object] = {}
+    with warnings.catch_warnings():
+        # a damaged EXIF block is no business of the pixels
+        warnings.simplefilter("ignore")
+        with opened(content) as file:
+            profile = file.info.get("icc_profile") or b""
+            # others are of pixels of CMYK, or of grey
+            if profile[16:20] == b"RGB ":
+                about["icc_profile"] = profile
+            # Pillow has turned a TIFF itself
+            if keeps_exif and file.format != "TIFF":
+                exif = file.getexif()
+                if len(exif.tobytes()) > MOST_EXIF:
+                    turn = exif.get(ORIENTATION, 1)
+                    exif.clear()
+                    exif[ORIENTATION] = turn
+                about["exif"] = exif
+    return about
 
 
 def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:

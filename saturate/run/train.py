@@ -109,7 +109,7 @@ class RunFacts:
             "workers": settings.workers,
             "rejected": rejected(self.assembly.splits),
             "left_out": left_out(self.assembly.splits),
-            "files": slow_to_decode(columns),
+            "files": slow_to_decode(columns, settings.native.size),
             # stand-ins of the synthetic loader are few
             "learning": {"fewest": fewest(columns)}
             if settings.config.data.data

@@ -61,7 +61,8 @@ def channels_last(optimizers: Collection[Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        for tensor, data in before:
+        # of what several optimisers have, the first is what was there
+        for tensor, data in reversed(before):
             tensor.data = data
 
 

@@ -109,16 +109,49 @@ def test_the_answer_is_a_setting_and_the_recipe_is_kept(
     assert bool(device.tried) == (before is None)
 
 
-def test_a_trial_trains_validates_and_says_what_that_took(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a CPU, whose figures stand in for a GPU's: 30 bytes of torch's, 40 of others."""
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a CPU, which stand in for a GPU's: 30 bytes of torch's, 40 of others."""
     cuda = torch.cuda
-    figures = {"max_memory_allocated": 30, "memory_reserved": 10}
-    for name, figure in figures.items():
+    known = {"max_memory_allocated": 30, "memory_reserved": 10}
+    for name, figure in known.items():
         monkeypatch.setattr(cuda, name, lambda _, figure=figure: figure)
     monkeypatch.setattr(cuda, "mem_get_info", lambda _: (50, 100))
     monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda _: None)
+
+
+@pytest.mark.usefixtures("figures")
+@pytest.mark.parametrize(
+    ("flags", "rows", "micro_batches"),
+    [
+        ("", 30, 1),
+        ("--accumulate 5", 8, 2),
+        ("--global-batch-size 32", 6, 2),
+        ("--global-batch-size 32", 30, 1),
+    ],
+)
+def test_a_trial_has_two_micro_batches_where_the_run_has_several(
+    flags: str, rows: int, micro_batches: int
+) -> None:
+    """More would take longer and no more memory, and those of a step may be more than the samples that there are."""
+    world = ProcessWorld(torch.device("cpu"))
+    words = "--arch squeezenet1_1 --image-size 32 --batch-size auto --loader synthetic"
+    config = parse([*words.split(), *flags.split()])
+    settings = resolve(Start.of(config, (), {}, path=None, origin=""), world)
+    split = Split(columns=SyntheticImages(40), source=NoBytes(40))
+    tried = []
+
+    def make_step(assembly: Any, world: ProcessWorld) -> Any:
+        tried.append(assembly.optimisation.accumulate)
+        return composed(assembly.module, assembly.task, assembly.optimisation)
+
+    splits = {"train": split, "val": split}
+    assert batch_size.taken(settings, splits, world, make_step, rows) == 30 + 40
+    assert tried == [micro_batches]
+
+
+@pytest.mark.usefixtures("figures")
+def test_a_trial_trains_validates_and_says_what_that_took() -> None:
     world = ProcessWorld(torch.device("cpu"))
     small = "--arch squeezenet1_1 --image-size 32 --batch-size auto --loader synthetic"
     start = Start.of(parse(small.split()), (), {}, path=None, origin="")
@@ -161,6 +194,7 @@ def test_batches_of_many_shapes_refuse_it(monkeypatch: pytest.MonkeyPatch) -> No
     start = Start.of(parse(["--loader", "synthetic"]), (), {}, path=None, origin="")
     settings = resolve(start, world)
     never: Any = None
+    splits = {"train": Split(columns=SyntheticImages(40), source=NoBytes(40))}
     one, many = (
         SimpleNamespace(batches=SimpleNamespace(varies=each)) for each in (False, True)
     )
@@ -169,7 +203,7 @@ def test_batches_of_many_shapes_refuse_it(monkeypatch: pytest.MonkeyPatch) -> No
         made = SimpleNamespace(plan=plan, val_plan=val_plan)
         monkeypatch.setattr(batch_size.build, "build", lambda *_, made=made: made)
         with pytest.raises(UserError, match="is for batches of one shape"):
-            batch_size.taken(settings, never, world, never, 2)
+            batch_size.taken(settings, splits, world, never, 2)
 
 
 def test_a_cpu_and_an_evaluation_refuse_it(tmp_path: Path) -> None:

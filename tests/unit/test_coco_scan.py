@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +20,7 @@ from pycocotools import mask as coco_mask
 from saturate.dataset.coco.annotation_file import uncompressed
 from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import NOUN
+from saturate.dataset.images.columns import slow_to_decode
 from tests.unit.coco_files import (
     changed,
     counts,
@@ -281,3 +283,10 @@ def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
     assert again.folder != first.folder
     (data / "train2017" / NAME).rename(data / "moved.jpg")
     assert opened(data).rejected == 1
+
+
+def test_photographs_with_boxes_are_not_told_to_be_packed(data: Path) -> None:
+    """scripts.pack packs no boxes."""
+    found = opened(data, "train")
+    large = replace(found, height=found.height + 3000, width=found.width + 4000)
+    assert slow_to_decode(large, 320)["above_side"] == 0

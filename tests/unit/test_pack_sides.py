@@ -94,3 +94,37 @@ def test_flags_that_do_not_go_together(
     for more in (["--max-side", "0"], ["--max-side", "400", "--pixels", "raw"]):
         assert pack.main([*command(tmp_path / "data", "lmdb"), *more]) == 2
         assert "--max-side" in capsys.readouterr().err
+
+
+def of_profile(space: bytes, mode: str) -> bytes:
+    """A large JPEG with a profile of a colour space, which its bytes 16 to 20 name (ICC.1, 7.2.6)."""
+    file = io.BytesIO()
+    profile = bytes(16) + space + bytes(108)
+    Image.new(mode, (600, 300)).save(file, "JPEG", icc_profile=profile)
+    return file.getvalue()
+
+
+def test_what_a_jpeg_of_rgb_cannot_hold_is_left_out(tmp_path: Path) -> None:
+    """That are 64 KiB of EXIF and more, and profiles of other colours than RGB."""
+    long = Image.Exif()
+    long[ORIENTATION], long[0x010E] = 6, "x" * 80_000
+    file = io.BytesIO()
+    Image.new("RGB", (600, 300)).save(file, "PNG", exif=long)
+    files = {
+        "a/cmyk.jpg": of_profile(b"CMYK", "CMYK"),
+        "a/grey.jpg": of_profile(b"GRAY", "L"),
+        "b/rgb.jpg": of_profile(b"RGB ", "RGB"),
+        "b/exif.png": file.getvalue(),
+    }
+    fill(tmp_path / "data" / "train", files)
+    fill(tmp_path / "data" / "val", files)
+    words = command(tmp_path / "data", "folder")
+    assert pack.main([*words, "--max-side", "200", "--exif", "stored"]) == 0
+    spaces, turns = {}, {}
+    for name in files:
+        with Image.open(tmp_path / "folder" / "train" / name) as made:
+            assert (made.format, made.mode, made.size) == ("JPEG", "RGB", (200, 100))
+            spaces[name] = made.info.get("icc_profile", b"")[16:20]
+            turns[name] = made.getexif().get(ORIENTATION)
+    assert spaces == dict.fromkeys(files, b"") | {"b/rgb.jpg": b"RGB "}
+    assert turns == dict.fromkeys(files) | {"b/exif.png": 6}

@@ -145,18 +145,22 @@ def test_what_is_slow_to_decode(cache: Path, tmp_path: Path) -> None:
     contents = [encoded(size=(20, 10), progressive=i < 4) for i in range(9)]
     contents.append(encoded(size=(80, 80)))
     files = {f"a/{i}.jpg": content for i, content in enumerate(contents)}
-    found = slow_to_decode(open_folder(fill(tmp_path / "set", files), cache=cache))
+    columns = open_folder(fill(tmp_path / "set", files), cache=cache)
+    found = slow_to_decode(columns, 224)
     assert found["progressive"] == pytest.approx(0.4)
     large = {"files": 0.1, "pixels": 32 / 41, "above_median": 31 / 41}
     assert found["large"] == pytest.approx(large)
     assert found["above_side"] == 0
-    assert slow_to_decode(SyntheticImages(5)) == {}
+    assert slow_to_decode(SyntheticImages(5), 224) == {}
 
 
 def test_what_photographs_have_beyond_640_pixels(cache: Path, tmp_path: Path) -> None:
     """One has four times as long sides, so that a sixteenth of it would be left; the other is not larger."""
     contents = {"a/1.jpg": (2560, 1280), "a/2.jpg": (320, 640)}
     files = {name: encoded(size=size) for name, size in contents.items()}
-    found = slow_to_decode(open_folder(fill(tmp_path / "set", files), cache=cache))
+    columns = open_folder(fill(tmp_path / "set", files), cache=cache)
     photo, other = 2560 * 1280, 320 * 640
-    assert found["above_side"] == pytest.approx(photo * 15 / 16 / (photo + other))
+    beyond = pytest.approx(photo * 15 / 16 / (photo + other))
+    assert slow_to_decode(columns, 640)["above_side"] == beyond
+    # a network that sees more than copies of 640 pixels have
+    assert slow_to_decode(columns, 800)["above_side"] == 0

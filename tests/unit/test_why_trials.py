@@ -27,6 +27,16 @@ def test_channels_last_holds_for_weights_and_momentum_and_is_taken_back() -> Non
     assert weights.stride() == momentum.stride() == (12, 4, 2, 1)
 
 
+def test_weights_of_two_optimisers_are_taken_back() -> None:
+    """As one has that wraps another, such as SAM's."""
+    weights = torch.nn.Conv2d(3, 8, 2).weight
+    optimizers = [torch.optim.SGD([weights], 0.1) for _ in range(2)]
+    before = weights.data_ptr()
+    with trials.channels_last(optimizers):
+        assert weights.stride() == (12, 1, 6, 3)
+    assert weights.data_ptr() == before and weights.stride() == (12, 4, 2, 1)
+
+
 def test_tf32_is_taken_back() -> None:
     before = torch.get_float32_matmul_precision()
     with trials.tf32([]):

@@ -172,13 +172,15 @@ class Unread(Images):
     FINGERPRINT = ("path_bytes", "path_offsets", "label")
 
 
-def slow_to_decode(columns: Columns) -> dict[str, Any]:
+def slow_to_decode(columns: Columns, image_size: int) -> dict[str, Any]:
     """Return the share of image files that are `progressive` JPEGs, and of the `large` ones their share of the `files`,
     of all `pixels`, and of the pixels that would not be there if they were as large as the median (`above_median`);
-    and the share that would not be there if no side was longer than MAX_SIDE (`above_side`).
+    and the share that would not be there if no side was longer than MAX_SIDE (`above_side`; 0 where a network sees more
+    of an image, in `image_size` pixels, and of images with boxes, which are not packed).
 
     {} of what is no image file, and of images that nobody has read the headers of.
     """
+    can_be_less = isinstance(columns, Images) and image_size <= MAX_SIDE
     if not isinstance(columns, Pictures):
         return {}
     is_read = columns.height > 0  # of Unread only those that a plan has come to
@@ -191,7 +193,7 @@ def slow_to_decode(columns: Columns) -> dict[str, Any]:
     large = pixels > LARGE * median
     return {
         "progressive": float(columns.progressive[is_read].mean()),
-        "above_side": float(1 - left.sum() / pixels.sum()),
+        "above_side": float(1 - left.sum() / pixels.sum()) if can_be_less else 0.0,
         "large": {
             "files": float(large.mean()),
             "pixels": float(pixels[large].sum() / pixels.sum()),
