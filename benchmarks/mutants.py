@@ -66,6 +66,8 @@ ALSO = {
     "mixing": "unit/test_mixing",
 }
 """Pattern of files -> tests that make claims about them and do not name them."""
+NO_TESTS = "code 5"
+"""What pytest ends with where a file has no tests here."""
 PRELOADED = ["torch", "torchvision", "numpy", "PIL.Image", "pydantic", "yaml", "pytest"]
 """What takes seconds to import, and is none of ours: imported once, and forked for each mutant."""
 INSTEAD = {
@@ -75,7 +77,7 @@ INSTEAD = {
     "min": "max", "max": "min", "any": "all", "all": "any", "floor": "ceil", "ceil": "floor", "rint": "floor",
     "True": "False", "False": "True", "break": "continue",
 }  # fmt: skip
-"""A token -> what stands in its place; numbers grow by one, and floats become twice as large."""
+"""A token -> what stands in its place; numbers grow by one."""
 
 
 class Mutant(NamedTuple):
@@ -104,7 +106,7 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
         now = INSTEAD.get(token.string, "")
         if token.type == tokenize.NUMBER:
             is_whole = token.string.isdecimal()
-            now = f"{int(token.string) + 1}" if is_whole else f"(2 * {token.string})"
+            now = f"{int(token.string) + 1}" if is_whole else f"(1 + {token.string})"
         line, column = token.start
         # two words are one operator: "not in", and "is not"
         is_half = re.search(r"not $", token.line[:column]) or re.match(
@@ -249,7 +251,7 @@ def quick_tests(tree: Path, file: str, seconds: dict[str, float]) -> list[str]:
     for name in words:
         if name not in seconds:
             began = time.monotonic()
-            failed = run_tests(tree, [name], SUITE_S)
+            failed = run_tests(tree, [name], SUITE_S).replace(NO_TESTS, "")
             seconds[name] = time.monotonic() - began
             if failed:
                 print(f"mutants: {failed} fails without a change", flush=True)

@@ -40,6 +40,8 @@ def test_patches_lie_anywhere_where_whole_small_pixels_do() -> None:
     each = np.bincount(corners[:, 0].astype(int) // 2) / count
     assert each == pytest.approx([1 / 3] * 3, abs=0.1)
     assert found["sizes"].tolist() == [[4, 4]] * count
+    extents = found["windows"][:, 2:] - found["windows"][:, :2]
+    assert extents.tolist() == [[8, 8]] * count
     # two small pixels to either side, where there are so many
     assert found["regions"].min(0).tolist() == [0, 0, 12, 8]
 
