@@ -25,7 +25,8 @@ DISTRIBUTION = {
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
     *("albumentations", "apex", "h5py", "kornia", "lz4", "mlflow", "onnx"),
-    *("onnxruntime", "pillow_heif", "scipy", "tfrecord", "timm", "traceml_ai", "wandb"),
+    *("onnxruntime", "pillow_heif", "pytest", "scipy", "tfrecord", "timm"),
+    *("traceml_ai", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
 
