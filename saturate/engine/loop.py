@@ -208,13 +208,9 @@ class Training:
         if epoch > last or self._enough():
             return
         validated = self.validation.possible and every > 0
-        rest: dict[int, float] = {}
-        for one in range(epoch, last + 1):
-            size = self.plan.pixels(one)
-            rest[size] = rest.get(size, 0.0) + min(length - one, 1.0)
         self.report.forecast(
             self.plan.pixels(epoch - 1),
-            rest,
+            self._rest(length),
             done=epoch - self._began_at,
             validations=sum(
                 validated and (one == last or (one + 1) % every == 0)
@@ -229,10 +225,16 @@ class Training:
         epoch = self.progress.epoch
         if math.isinf(length):
             return 1.0
-        pixels = self.plan.pixels
-        rest = range(epoch, math.ceil(length))
-        whole = sum(pixels(one) * min(length - one, 1.0) for one in rest)
-        return whole / pixels(epoch) / (length - epoch)
+        whole = sum(size * epochs for size, epochs in self._rest(length).items())
+        return whole / self.plan.pixels(epoch) / (length - epoch)
+
+    def _rest(self, length: float) -> dict[int, float]:
+        """Return how many epochs of each number of pixels are left of a run of `length` epochs."""
+        rest: dict[int, float] = {}
+        for epoch in range(self.progress.epoch, math.ceil(length)):
+            size = self.plan.pixels(epoch)
+            rest[size] = rest.get(size, 0.0) + min(length - epoch, 1.0)
+        return rest
 
     def _next_epoch(self) -> Progress:
         """Return where the run is once this epoch is over; its tail is dropped."""

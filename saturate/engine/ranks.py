@@ -43,7 +43,9 @@ end first; after these seconds it is lost."""
 LOOK_S = 0.1
 """Seconds between two looks for the store, or at what it holds."""
 RANKS_A_LOOK = 512
-"""Of more ranks each looks less often: the store has time for some ten thousand looks a second."""
+"""Ranks that look every LOOK_S; where there are more, each looks less often, since the store has time for some ten
+thousand looks a second.
+"""
 ALONE_AFTER_S = 5.0
 """Seconds that a rank which has met a mistake has for saying it and closing, before others that wait for it leave."""
 MISTAKE_KEY = "mistake"

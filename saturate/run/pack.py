@@ -49,7 +49,7 @@ Change = Callable[[int, bytes], bytes]
 THREADS = 16
 """Reads at once: the storage is waited for, not the processor."""
 QUALITY = 92
-"""Of the JPEGs of --max-side, by libjpeg's scale."""
+"""Quality of the JPEGs of --max-side, by libjpeg's scale."""
 MOST_EXIF = 65_533
 """Bytes of EXIF that a JPEG can hold; of more, which other formats can, the orientation alone is kept."""
 ORIENTATION = ExifTags.Base.Orientation

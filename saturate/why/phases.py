@@ -111,9 +111,8 @@ class Run:
     _last_loader: Any = None
     _steps = 0
     _other_batches = 0  # batches of other loaders since the last one of this
-    _steps_of_several = (
-        0  # its last batches, one behind another, that had others before them
-    )
+    # its last batches, one behind another, that had others before them
+    _steps_of_several = 0
     _pulls = False  # its next batch, in which other loaders may have a part
     # of what it is put through
     _decision: Any = None  # what it gets next, where that is decided

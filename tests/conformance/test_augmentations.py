@@ -184,6 +184,6 @@ def largest_difference(one: Array, other: Array) -> float:
 
 
 def test_the_statistic_is_that_of_a_hand() -> None:
-    """Of 1, 2, 3, 4 a half is below 2.5, and of 3, 4, 5, 6 nothing."""
+    """Half of 1, 2, 3, 4 is below 2.5, and nothing of 3, 4, 5, 6 is."""
     one, other = np.array([1.0, 2, 3, 4]), np.array([3.0, 4, 5, 6])
     assert math.isclose(largest_difference(one, other), 0.5)

@@ -215,7 +215,7 @@ def rank(job: str, number: int) -> psutil.Process:
 def test_a_job_of_which_a_rank_is_killed_goes_on_from_its_checkpoint(
     train: Runner, cluster: Cluster
 ) -> None:
-    """As for want of memory, by SIGKILL, in a task of an array. A mistake is not started again."""
+    """A rank of an array's task is killed, as for want of memory, and starts again; a mistake does not."""
     output = train.cwd / "job"
     said = train.cwd / "job.log"
     script = (f"--output={said}", "scripts/slurm.sh", *FLAGS.split())

@@ -31,9 +31,14 @@ class Why:
         flags: tuple[str, ...] = ("--seconds", "0.4"),
         before: tuple[str, ...] = (),
         command: tuple[str, ...] = (*WHY,),
+        lines: str = "",
         **environment: str,
     ) -> subprocess.CompletedProcess[str]:
-        program = [*before, str(PROGRAM), *words]
+        """Run PROGRAM, or a program of these lines."""
+        file = self.folder / "program.py" if lines else PROGRAM
+        if lines:
+            file.write_text(lines)
+        program = [*before, str(file), *words]
         paths = os.pathsep.join(filter(None, [environment.pop("path", ""), str(ROOT)]))
         return subprocess.run(
             [*command, *flags, "--json", str(self.json), "--", *program],
@@ -202,9 +207,7 @@ def test_a_program_that_cannot_be_measured(why: Why) -> None:
     assert ended.stderr.splitlines()[1:] == [
         "saturate why: not measured: it took 30 batches and made 30 steps, too few: more data or epochs"
     ]
-    empty = why.folder / "empty.py"
-    empty.write_text("print('nothing')\n")
-    ended = why(before=(str(empty),))
+    ended = why(lines="print('nothing')\n")
     assert ended.returncode == 2 and ended.stdout == "nothing\n"
     assert "no loader was seen" in ended.stderr
     assert why("fail=7").returncode == 7
@@ -270,25 +273,15 @@ for epoch in range(2000):
     ("workers", "persistent", "leaves"), [(0, 0, 30), (1, 1, 30), (1, 0, 0)]
 )
 def test_an_epoch_is_as_long_as_the_programs_own(
-    workers: int, persistent: int, leaves: int, tmp_path: Path
+    workers: int, persistent: int, leaves: int, why: Why
 ) -> None:
-    program = tmp_path / "epochs.py"
-    program.write_text(OF_EPOCHS)
-    words = map(str, (program, workers, persistent, leaves))
-    found = tmp_path / "found.json"
-    ended = subprocess.run(
-        [*WHY, "--seconds", "0.2", "--json", str(found), "--", *words],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = map(str, (workers, persistent, leaves))
+    ended = why(*words, lines=OF_EPOCHS, flags=("--seconds", "0.2"))
     assert ended.returncode == 0, ended.stderr
     lines = [line for line in ended.stdout.splitlines() if line.startswith("batches ")]
     assert len(lines) > 3 and {*lines} == {f"batches {leaves or 40}"}
     # docs/why.md: a step takes a fraction of a millisecond, and would have a thousand of them
-    (rank,) = json.loads(found.read_text())["ranks"]
+    (rank,) = json.loads(why.json.read_text())["ranks"]
     assert all(window["batches"] <= 256 for window in rank["windows"]["replay"])
 
 
@@ -319,18 +312,9 @@ for epoch in range(400 if sys.argv[1] == "watched" else 3):
 
 
 @pytest.mark.parametrize("way", ["watched", "apart"])
-def test_steps_that_take_batches_of_two_loaders(way: str, tmp_path: Path) -> None:
+def test_steps_that_take_batches_of_two_loaders(way: str, why: Why) -> None:
     """One of them would be held, and the other read in a step that should have no loader."""
-    program = tmp_path / "two.py"
-    program.write_text(OF_TWO_LOADERS)
-    ended = subprocess.run(
-        [*WHY, "--seconds", "0.1", "--", str(program), way],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = why(way, lines=OF_TWO_LOADERS, flags=("--seconds", "0.1"))
     first, *others = ended.stderr.splitlines()
     if way == "watched":
         assert ended.returncode == 0, ended.stderr
@@ -339,10 +323,10 @@ def test_steps_that_take_batches_of_two_loaders(way: str, tmp_path: Path) -> Non
         assert first == "saturate why: measuring, in 9 windows of about 0.1 s"
     else:
         assert ended.returncode == 2 and ended.stdout == "batches 40\n" * 3
-        why = "not measured: each step takes batches of several loaders"
+        said = "saturate why: not measured: each step takes batches of several loaders"
         # at once, and where the program has ended
-        assert first.startswith(f"saturate why: {why}") and "goes on" in first
-        assert others[0].startswith(f"saturate why: {why}")
+        assert first.startswith(said) and "goes on" in first
+        assert others[0].startswith(said)
 
 
 OF_A_TRIAL = """
@@ -373,17 +357,8 @@ for epoch in range(400):
 """A program whose step fails with what is tried, as those with a view() do in channels_last."""
 
 
-def test_a_step_that_refuses_what_is_tried_has_its_table(tmp_path: Path) -> None:
-    program = tmp_path / "trial.py"
-    program.write_text(OF_A_TRIAL)
-    ended = subprocess.run(
-        [*WHY, "--seconds", "0.1", "--", str(program)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def test_a_step_that_refuses_what_is_tried_has_its_table(why: Why) -> None:
+    ended = why(lines=OF_A_TRIAL, flags=("--seconds", "0.1"))
     assert ended.returncode == 0, ended.stderr
     assert "compute ceiling" in ended.stdout and "a layout" not in ended.stdout
     tried, _, failed = ended.stderr.partition("trying a layout; ")
@@ -399,16 +374,7 @@ print("mean", sum(float(batch.mean()) for batch in loader) / len(loader))
 """
 
 
-def test_a_pass_without_gradients_is_no_training(tmp_path: Path) -> None:
+def test_a_pass_without_gradients_is_no_training(why: Why) -> None:
     """The mean of 0 to 799, over 100 batches: more than as many as are counted where no optimiser steps."""
-    program = tmp_path / "statistics_of_data.py"
-    program.write_text(STATISTICS)
-    ended = subprocess.run(
-        [*WHY, "--seconds", "0.2", "--", str(program)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = why(lines=STATISTICS, flags=("--seconds", "0.2"))
     assert "mean 399.5" in ended.stdout and ended.returncode == 2

@@ -111,7 +111,7 @@ def test_the_answer_is_a_setting_and_the_recipe_is_kept(
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a CPU, which stand in for a GPU's: 30 bytes of torch's, 40 of others."""
+    """Bytes that stand in for a GPU's on a CPU: torch has 30, and others have 40."""
     cuda = torch.cuda
     known = {"max_memory_allocated": 30, "memory_reserved": 10}
     for name, figure in known.items():

@@ -30,7 +30,7 @@ def listed(data: Path, split: str, **how: Any) -> list[str]:
 
 
 def test_patches_lie_anywhere_where_whole_small_pixels_do() -> None:
-    """Of 13 x 8 pixels at scale 2 the last column is of no small pixel: patches of 8 x 8 begin at x = 0, 2 and 4."""
+    """The last of 13 columns is of no small pixel at scale 2: patches of 8 x 8 begin at x = 0, 2 and 4."""
     policy = PatchPolicy(scale=2, patch=8)
     count = 300
     wide, tall = np.full(count, 13), np.full(count, 8)

@@ -12,7 +12,7 @@ from saturate.why import trials
 
 
 def test_channels_last_holds_for_weights_and_momentum_and_is_taken_back() -> None:
-    """Of weights [8, 3, 2, 2] in channels_last the strides are (12, 1, 6, 3)."""
+    """Weights [8, 3, 2, 2] in channels_last have the strides (12, 1, 6, 3)."""
     convolution = torch.nn.Conv2d(3, 8, 2)
     weights = convolution.weight
     optimizer = torch.optim.SGD(convolution.parameters(), 0.1, momentum=0.9)
@@ -28,7 +28,7 @@ def test_channels_last_holds_for_weights_and_momentum_and_is_taken_back() -> Non
 
 
 def test_weights_of_two_optimisers_are_taken_back() -> None:
-    """As one has that wraps another, such as SAM's."""
+    """An optimiser that wraps another has its weights, too: SAM's does."""
     weights = torch.nn.Conv2d(3, 8, 2).weight
     optimizers = [torch.optim.SGD([weights], 0.1) for _ in range(2)]
     before = weights.data_ptr()
