@@ -1,7 +1,7 @@
 """`python -m scripts.make_pictures [NAME ...]`: draws the pictures of README and docs from demo runs on this machine.
 
 What a picture is of is run once, and lies in runs/, PHOTOS/ and NEW/ from then on: delete it there to have it anew. Two
-cores take about half an hour. Needs the Debian packages chromium and curl. A picture is in docs/images, and
+cores take about half an hour. runs/rates has to be there: a GPU makes it (docs/benchmarks/train.md, two networks). Needs the Debian packages chromium and curl. A picture is in docs/images, and
 beside it NAME-dark where it has a ground.
 """
 
@@ -49,13 +49,6 @@ mv runs/drawn/train PHOTOS && mv runs/drawn/val NEW""",
   --output runs/new""",
     "exported": "python -m scripts.export runs/photos/best.pt",
     "served": "python scripts/serve_example.py runs/photos/best.onnx NEW/ring/*",
-    "rates": """for network in resnet18 squeezenet1_1; do for batch in 16 32 64; do
-for loader in torchvision dali-cpu synthetic; do
-  python train.py --data PHOTOS --val-share 0.2 --val-every 0 --image-size 32 \\
-    --arch $network --batch-size $batch --loader $loader --workers 1 --seconds 2 \\
-    --min-window-s 0.5 --ceilings true \\
-    --output runs/rates/${network:0:1}-$batch-$loader
-done; done; done""",
     "boxes": """python -m scripts.demo_coco runs/shapes
 python train.py --config configs/coco/demo.yaml --data runs/shapes --epochs 8 \\
   --output runs/boxes
