@@ -1,7 +1,8 @@
 """`saturate compare A B [--most-loss 3%]`: whether B is slower than A, which stage is, and what else differs.
 
 A and B are each a run's folder, its summary.json, or a file of `saturate why --json`. The exit code is 0 for no loss,
-or one within --most-loss; 1 for a loss beyond both spreads, and beyond --most-loss; 3 where that cannot be told.
+or one within --most-loss; 1 for a loss beyond both spreads, and beyond --most-loss; 3 where that cannot be told, as where
+the rate is lower by more than runs of one recipe differ, and the windows do not show it.
 """
 
 from __future__ import annotations
@@ -161,8 +162,12 @@ def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
     if most and smallest + min(loss, 0) > most:
         words = f"a loss of {most:.1%} may not show, more or longer windows are needed"
         return CANNOT_TELL, [*lines, f"cannot tell: {words}"]
-    passed = f"a loss of {loss:.1%}, which --most-loss lets pass"
-    return DONE, [*lines, passed if loss > smallest else "no loss"]
+    if loss > smallest:
+        return DONE, [*lines, f"a loss of {loss:.1%}, which --most-loss lets pass"]
+    if loss > max(BETWEEN_RUNS, most):
+        words = f"a loss of {loss:.1%} lies within the spreads, more or longer windows are needed"
+        return CANNOT_TELL, [*lines, f"cannot tell: {words}"]
+    return DONE, [*lines, f"no loss of {smallest:.1%} or more"]
 
 
 def _pairs(

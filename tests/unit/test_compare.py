@@ -179,7 +179,8 @@ def test_forty_pairs_alike_show_no_loss(
             for name in "ab"
         ]
         codes.append(code_of(capsys, *sides)[0])
-    assert codes == [0] * 40
+    # 0.9 % is the standard error of two medians' difference here, and 1 % is taken for a loss that may be one
+    assert compare.LOSS not in codes and codes.count(0) > 30
 
 
 @pytest.mark.parametrize("write", [of_a_run, of_why])
@@ -212,9 +213,10 @@ def test_twenty_slow_downs_are_told_and_named(
         (0.02, 0.001, "", 1, "a loss of 2.0%, beyond both spreads"),
         (0.02, 0.001, "--most-loss 3%", 0, "a loss of 2.0%, which --most-loss lets"),
         (0.05, 0.001, "--most-loss 3", 1, "a loss of 5.0%, beyond both spreads"),
-        (0.0, 0.03, "", 0, "no loss"),
+        (0.0, 0.03, "", 0, "no loss of "),
+        (0.04, 0.05, "", 3, "cannot tell: a loss of 4.0% lies within the spreads"),
         (0.0, 0.03, "--most-loss 3%", 3, "cannot tell: a loss of 3.0% may not show"),
-        (-0.4, 0.03, "--most-loss 3%", 0, "no loss"),
+        (-0.4, 0.03, "--most-loss 3%", 0, "no loss of "),
         (0.4, 0.03, "--most-loss 3%", 1, "a loss of 40.0%, beyond both spreads"),
     ],
 )
@@ -294,4 +296,4 @@ def test_it_needs_neither_torch_nor_pydantic(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, "compare", str(a), str(a)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.endswith("\nno loss\n")
+    assert found.stdout.endswith("\nno loss of 3.7% or more\n")
