@@ -1,8 +1,9 @@
 """`python -m scripts.make_pictures [NAME ...]`: draws the pictures of README and docs from demo runs on this machine.
 
 What a picture is of is run once, and lies in runs/, PHOTOS/ and NEW/ from then on: delete it there to have it anew. Two
-cores take about half an hour. runs/rates has to be there: a GPU makes it (docs/benchmarks/train.md, two networks). Needs the Debian packages chromium and curl. A picture is in docs/images, and
-beside it NAME-dark where it has a ground.
+cores take about half an hour. runs/rates has to be there, since a GPU makes it: docs/benchmarks/train.md has its
+command. Needs the Debian packages chromium and curl. A picture is in docs/images, and beside it NAME-dark
+where it has a ground.
 """
 
 from __future__ import annotations

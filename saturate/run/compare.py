@@ -1,8 +1,8 @@
 """`saturate compare A B [--most-loss 3%]`: whether B is slower than A, which stage is, and what else differs.
 
 A and B are each a run's folder, its summary.json, or a file of `saturate why --json`. The exit code is 0 for no loss,
-or one within --most-loss; 1 for a loss beyond both spreads, and beyond --most-loss; 3 where that cannot be told, as where
-the rate is lower by more than runs of one recipe differ, and the windows do not show it.
+or one within --most-loss; 1 for a loss beyond both spreads, and beyond --most-loss; 3 where that cannot be told: there
+are too few windows, or the rate is lower by more than runs of one recipe differ and the windows do not show it.
 """
 
 from __future__ import annotations

@@ -302,8 +302,11 @@ def _unmeasured(values: Summary) -> str:
         "a larger prefetch_factor": values["workers"]
         and values["bound"] == "contention",
     }
+    tried = tuple(values["gains"])
     return ", ".join(
-        name for name, is_left in can.items() if is_left and name not in values["gains"]
+        name
+        for name, is_left in can.items()
+        if is_left and not any(one.startswith(name) for one in tried)
     )
 
 

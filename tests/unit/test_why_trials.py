@@ -10,6 +10,11 @@ import torch
 
 from saturate.why import trials
 
+HALVES = [
+    "torch.autocast('cuda', torch.bfloat16)",
+    "torch.autocast('cuda', torch.float16) with a GradScaler",
+]
+
 
 def test_channels_last_holds_for_weights_and_momentum_and_is_taken_back() -> None:
     """Weights [8, 3, 2, 2] in channels_last have the strides (12, 1, 6, 3)."""
@@ -35,6 +40,22 @@ def test_weights_of_two_optimisers_are_taken_back() -> None:
     with trials.channels_last(optimizers):
         assert weights.stride() == (12, 1, 6, 3)
     assert weights.data_ptr() == before and weights.stride() == (12, 4, 2, 1)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast_is_of_the_type_that_its_name_has(
+    half: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch leaves it off where there is no GPU
+    monkeypatch.setattr(
+        torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
+    )
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    (name,) = (one for one in HALVES if str(half) in one)
+    with trials.TRIALS[name].made([]):
+        assert torch.is_autocast_enabled("cuda")
+        assert torch.get_autocast_dtype("cuda") == half
+    assert not torch.is_autocast_enabled("cuda")
 
 
 def test_tf32_is_taken_back() -> None:
@@ -79,15 +100,21 @@ def test_a_gain_is_the_ratio_of_times_of_as_many_steps(
     ("gpu", "settings", "names"),
     [
         (None, {}, []),
-        ("H200", {}, ["torch.autocast", "channels_last"]),
+        ("H200", {}, [*HALVES, "channels_last"]),
         ("H200", {"autocast": "torch.float16"}, ["channels_last"]),
         ("H200", {"dtypes": ["torch.bfloat16"]}, ["channels_last"]),
-        ("H200", {"channels_last": True}, ["torch.autocast"]),
-        ("H200", {"compiled": True}, ["torch.autocast"]),
-        ("H200", {"has_convolutions": False}, ["torch.autocast"]),
+        ("H200", {"channels_last": True}, HALVES),
+        ("H200", {"compiled": True}, HALVES),
+        ("H200", {"has_convolutions": False}, HALVES),
     ],
 )
-def test_what_is_tried(gpu: Any, settings: dict[str, Any], names: list[str]) -> None:
+def test_what_is_tried(
+    gpu: Any,
+    settings: dict[str, Any],
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     plain = {"dtypes": ["torch.float32"], "autocast": "", "channels_last": False}
     plain |= {"has_convolutions": True, "compiled": False}
     facts = {"hardware": {"gpu": gpu}, "settings": plain | settings}
