@@ -1,7 +1,7 @@
 """The search of --batch-size auto: the largest batch that fits, from a few trials and the memory that they took.
 
-    16 -> 64 -> memory grows by so much a sample -> a little less than what would fill the device
-       -> a little more, until one does not fit
+    64 -> 512 -> memory grows by so much a sample -> a little less than what would fill the device,
+       which is taken where it fits, and as much is left as was predicted; else a little more or less
 
 Must not know what a trial is.
 """
@@ -14,7 +14,7 @@ from saturate.contracts import UserError
 
 CLOSE = 0.97
 """The batch that is found is at least this share of the largest that fits."""
-FIRST = 16
+FIRST = 64
 FASTEST = 8
 """No trial has more than so many times the batch of one that has fitted: kernels are chosen anew for each."""
 AIM = 0.985
@@ -27,7 +27,8 @@ def largest(taken: Callable[[int], int | None], *, room: int, most: int) -> int:
     """Return a batch that fits, of at least CLOSE of the largest that does, and of `most` at most.
 
     `taken` tries a batch and returns the bytes that it takes, None where it does not fit; `room` are the bytes that
-    there are. Raises UserError where not even one sample fits.
+    there are. How far the largest batch is away is predicted where that is close: a trial that runs out of memory to
+    show it would take as long as the others together. Raises UserError where not even one sample fits.
     """
     fitted: dict[int, int] = {}
     fails = most + 1  # or more than is wanted
@@ -44,22 +45,35 @@ def largest(taken: Callable[[int], int | None], *, room: int, most: int) -> int:
                 "--grad-checkpointing true"
             )
         fits = max(fitted, default=0)
+        limit = _predicted(fitted, room)
+        is_known = limit is not None and len(fitted) > 1
+        near = min(fails - 1, limit) if is_known else fails - 1
         # the next larger one that could be tried
-        if fits >= CLOSE * (fails - 1) or _gridded(fails - 1) <= fits:
+        if fits >= CLOSE * near or _gridded(fails - 1) <= fits:
             return fits
-        batch = _next(fitted, fails, room, unbounded=fails > most)
+        batch = _next(fitted, fails, limit, unbounded=fails > most)
 
 
-def _next(fitted: dict[int, int], fails: int, room: int, *, unbounded: bool) -> int:
+def _predicted(fitted: dict[int, int], room: int) -> float | None:
+    """Return the largest batch that fits where memory goes on growing as between the two largest that did.
+
+    Of one that did all its memory is taken to be of its samples, so that what is returned fits.
+    """
+    if not fitted:
+        return None
+    # smaller ones tell little more than what is there without a sample
+    small, large = [0, *sorted(fitted)][-2:]
+    a_sample = max(fitted[large] - fitted.get(small, 0), 1) / (large - small)
+    return large + (room - fitted[large]) / a_sample
+
+
+def _next(
+    fitted: dict[int, int], fails: int, limit: float | None, *, unbounded: bool
+) -> int:
     """Return the batch to try, above the largest that `fitted` and below one that `fails`."""
     fits = max(fitted, default=0)
     middle = (fits + fails) // 2
-    guess = middle if not unbounded else 4 * fits
-    if len(fitted) > 1:
-        # the first batches are too small to tell of more than what is there without a sample
-        small, large = sorted(fitted)[-2:]
-        a_sample = max(fitted[large] - fitted[small], 1) / (large - small)
-        guess = int(AIM * (large + (room - fitted[large]) / a_sample))
+    guess = middle if limit is None else int(AIM * limit)
     if unbounded:
         # the least that says whether the batch before is close to the largest
         least = int(fits / CLOSE) + _grid(fits)

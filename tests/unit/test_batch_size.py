@@ -53,7 +53,9 @@ def test_the_batch_is_close_to_the_largest_and_found_in_few_trials(seed: int) ->
     )
     found = largest(device.taken, room=device.room, most=SAMPLES)
     assert CLOSE * device.holds <= found <= device.holds
-    assert found in device.tried and len(device.tried) <= 10
+    assert found in device.tried
+    # 64, what surely fits, what is predicted, and one more where batches of many samples are multiples of 8
+    assert len(device.tried) <= (4 if device.holds >= 64 else 8)
     assert len(device.tried) == len({*device.tried})
 
 
