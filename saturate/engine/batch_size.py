@@ -46,8 +46,9 @@ def largest(taken: Callable[[int], int | None], *, room: int, most: int) -> int:
             )
         fits = max(fitted, default=0)
         limit = _predicted(fitted, room)
-        is_known = limit is not None and len(fitted) > 1
-        near = min(fails - 1, limit) if is_known else fails - 1
+        near = fails - 1.0
+        if limit is not None and len(fitted) > 1:
+            near = min(near, limit)
         # the next larger one that could be tried
         if fits >= CLOSE * near or _gridded(fails - 1) <= fits:
             return fits
