@@ -27,7 +27,7 @@ from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.images.columns import Images, as_shown, told_of_exif
 from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.scan import lists, names
+from saturate.dataset.scan import leave_out, lists, names
 from saturate.dataset.scan.cache import Options, Progress
 from saturate.dataset.scan.file_tree import is_folder
 from saturate.dataset.stores import choose_source, source_named, what_holds
@@ -122,6 +122,8 @@ class DataSettings(Protocol):
     val_share: float | None
     val_seed: int
     val_group: str | None
+    val_fold: int
+    leave_out: Path | None
 
 
 class Console(Protocol):
@@ -172,6 +174,8 @@ def open_splits(
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
+    if settings.leave_out:
+        how["leave_out"] = leave_out.listed(settings.leave_out, root)
     if beside := _beside(settings, root, content, split):
         console.info(f"--data: beside what is read, left out: {', '.join(beside)}")
     if settings.val_share is not None:
@@ -237,6 +241,7 @@ def _shared(
         settings.val_seed,
         settings.val_group,
         trained,
+        settings.val_fold,
     )
     # not before it is known that these are a checkpoint's own data: others are opened again
     _tell_of_whole(whole, settings, content, console)
@@ -439,6 +444,10 @@ def _opener(settings: DataSettings, root: Path, split: str, content: Content) ->
         raise UserError(
             "--trust-list, --lmdb-label and --label-key are for images with a label; leave them out"
         )
+    if settings.trust_list and settings.leave_out:
+        raise UserError(
+            "--leave-out is of a scan, and --trust-list has none; leave one of them out"
+        )
     if settings.trust_list and settings.exif == "shown":
         raise UserError(
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
@@ -493,6 +502,8 @@ def _options(
     of_list = source == "list"
     of_folders = source == "folder"
     taken = {"multi_label": of_list, "trust_list": of_list, "classes": of_folders}
+    # the names of others are no files'
+    taken["leave_out"] = of_list or of_folders
     for name in ("lmdb_label", "label_key", *taken):
         if getattr(settings, name) and not taken.get(name, name == labels):
             raise UserError(
