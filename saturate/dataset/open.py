@@ -149,6 +149,7 @@ def open_splits(
     evaluate: bool = False,
     split: str = "val",
     validates: bool = True,
+    may_be_whole: bool = False,
     model: ModelClasses | None = None,
     trained: val_split.Trained | None = None,
     console: Console,
@@ -156,7 +157,8 @@ def open_splits(
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
     Validation is the `split` of that name, and has training's classes. To `evaluate`, it is enough and stands for
-    both; where a training never `validates`, train is. With a `model`, which was trained on classes of these names,
+    both; where a training never `validates`, train is; and a folder a class, without train/, where it `may_be_whole`.
+    With a `model`, which was trained on classes of these names,
     val alone is opened, and has the model's classes; that may be a folder with a folder a class, without val/.
     `trained` says what a checkpoint was trained on, whose --val-share stays. Raises UserError.
     """
@@ -176,7 +178,10 @@ def open_splits(
     }
     if settings.leave_out:
         how["leave_out"] = leave_out.listed(settings.leave_out, root)
-    if beside := _beside(settings, root, content, split):
+    whole = (split == "val" and model and _is_val(settings, root, content, model)) or (
+        may_be_whole and _is_whole(settings, root, content)
+    )
+    if beside := _beside(settings, root, content, split, whole=bool(whole)):
         console.info(f"--data: beside what is read, left out: {', '.join(beside)}")
     if settings.val_share is not None:
         if split == "test":
@@ -184,7 +189,7 @@ def open_splits(
                 "--split test: --val-share makes train and val of one folder; name the --data that has test/"
             )
         splits = _shared(settings, root, content, console, how, trained)
-    elif split == "val" and model and _is_val(settings, root, content, model):
+    elif whole:
         splits = {"val": _whole(root, settings, console, how)}
         _tell_of_whole(splits["val"], settings, content, console)
     else:
@@ -287,6 +292,16 @@ def _is_val(
     return bool({*folders} & {*model.names}) and not names.splits_among(folders)
 
 
+def _is_whole(settings: DataSettings, root: Path, content: Content) -> bool:
+    """Whether `root` has no split, and folders of classes. Raises UserError where these may be another thing."""
+    try:
+        require_splits(settings, content, validates=False)
+    except UserError:
+        _require_shared(settings, root, content)
+        return True
+    return False
+
+
 def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
     """Warn of samples with the same bytes in training and validation, or in two classes; or say why not."""
     if why := next(filter(None, map(copies.why_not, splits.values())), ""):
@@ -297,10 +312,10 @@ def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
 
 
 def _beside(
-    settings: DataSettings, root: Path, content: Content, val: str
+    settings: DataSettings, root: Path, content: Content, val: str, *, whole: bool
 ) -> list[str]:
     """Return what lies at the top of the data and is not read; nothing where a list may name what lies anywhere."""
-    if settings.val_share is not None:
+    if settings.val_share is not None or whole:
         unwanted = names.unwanted(root, settings.classes, at_top=True)
         return names.beside(root, {*names.folders(root)} - unwanted.keys())
     read: set[str] = set()

@@ -14,7 +14,7 @@ from saturate.contracts import UserError
 from saturate.dataset.scan.manifest import printable
 from saturate.system.user_files import open_text
 
-HEADING = "path"
+HEADINGS = ("photo", "path")
 WHY = "named in --leave-out"
 
 
@@ -39,7 +39,7 @@ def listed(path: Path, root: Path) -> frozenset[bytes]:
                 found.add(place(os.fsencode(root / spelling)))
                 break
         else:
-            if number or name != HEADING:
+            if number or name not in HEADINGS:
                 raise UserError(
                     f"--leave-out {path}: {root} has no file '{printable(name)}'{_nearest(root, name)}"
                 )
