@@ -98,11 +98,11 @@ class Seen(NamedTuple):
 class Photos:
     """The n photos of all splits, one after the other."""
 
-    def __init__(self, root: Path, splits: Mapping[str, Split[Images]]) -> None:
+    def __init__(self, root: str, splits: Mapping[str, Split[Images]]) -> None:
         # one may stand for both
         own = {id(one): (name, one) for name, one in splits.items()}
         self.names, self.splits = zip(*own.values(), strict=True)
-        self.root = Path(os.path.realpath(root))
+        self.root = os.path.realpath(root)
         self.classes = self.splits[0].columns.classes
         sizes = [len(one.columns) for one in self.splits]
         self.split = np.repeat(np.arange(len(sizes)), sizes)
@@ -118,11 +118,10 @@ class Photos:
         return len(self.sample)
 
     def name(self, photo: int) -> str:
-        """Return the path below the root, or the absolute one of a photo elsewhere, as --leave-out takes it."""
+        """Return the path from the root, as --leave-out takes it."""
         columns = self.splits[self.split[photo]].columns
-        path = Path(os.fsdecode(columns.path(self.sample[photo])))
-        below = path.is_relative_to(self.root)
-        return str(path.relative_to(self.root) if below else path)
+        path = os.fsdecode(columns.path(self.sample[photo]))
+        return os.path.relpath(path, self.root)
 
     def picture(self, photo: int, side: int) -> Image.Image:
         """Return a photo as viewers show it, whose longer side has `side` pixels or fewer. Raises what Pillow does."""
@@ -250,15 +249,14 @@ def of_photos(photos: Photos, seen: Seen) -> Kinds:
     larger = pixels / np.median(pixels)
     odd = np.minimum(larger, 1 / larger)
     scores["Of an odd size"] = np.where(odd < 1 / LARGE, odd, np.nan)
-    kinds: Kinds = {
-        title: [
-            [Found(photo, title.lower(), score=round(score[photo], 4))]
-            for photo in np.argsort(score)[: np.isfinite(score).sum()].tolist()
+    kinds: Kinds = {}
+    for title, score in scores.items():
+        worst = np.argsort(score)[: np.isfinite(score).sum()].tolist()
+        kinds[title] = [
+            [Found(one, title.lower(), "", score[one].round(4)) for one in worst]
         ]
-        for title, score in scores.items()
-    }
     damaged = np.flatnonzero(seen.damaged != "").tolist()
-    return kinds | {"Damaged": [[Found(one, seen.damaged[one])] for one in damaged]}
+    return kinds | {"Damaged": [[Found(one, seen.damaged[one]) for one in damaged]]}
 
 
 def of_labels(photos: Photos, runs: Sequence[Path]) -> Kinds:
@@ -294,25 +292,21 @@ def of_labels(photos: Photos, runs: Sequence[Path]) -> Kinds:
     title = (
         f"Labels that are likely wrong, of {len(known):,} that the runs have validated"
     )
-    kinds: Kinds = {title: []}
-    for at in order.tolist():
+    found = []
+    for at in order:
         likelier = photos.classes[share[at].argmax()]
-        score = round(float(share[at, label[at]]), 4)
-        kinds[title].append([Found(int(known[at]), "label, rather", likelier, score)])
-    return kinds
+        score = share[at, label[at]].round(4)
+        found.append(Found(known[at], "label, rather", likelier, score))
+    return {title: [found]}
 
 
 def section(photos: Photos, groups: list[list[Found]]) -> str:
-    """Return the HTML of a section: its first groups; photos alone share one."""
-    shown = groups[:SHOWN]
-    if all(len(group) == 1 for group in shown):
-        shown = [[group[0] for group in shown]]
-    more = f'<p class="faint">and {len(groups) - SHOWN:,} more</p>'
-    figures = (
-        "".join(figure(photos, found) for found in group[:SHOWN]) for group in shown
-    )
-    grids = (f'<div class="photos">{one}</div>' for one in figures if one)
-    return "".join(grids) + more * (len(groups) > SHOWN)
+    """Return the HTML of a section: the first photos of its first groups, each group side by side."""
+    html = ""
+    for group in filter(None, groups[:SHOWN]):
+        figures = "".join(figure(photos, found) for found in group[:SHOWN])
+        html += f'<div class="photos">{figures}</div>'
+    return html
 
 
 def figure(photos: Photos, found: Found) -> str:
@@ -362,8 +356,8 @@ def report(options: argparse.Namespace) -> int:
         raise UserError(f"it needs packages: pip install {' '.join(lacking)}")
     began = time.monotonic()
     out, listed = options.out, options.out.with_suffix(".csv")
-    root = Path(options.data)
-    if out.exists() or listed.exists() or out.resolve().is_relative_to(root.resolve()):
+    inside = out.resolve().is_relative_to(Path(options.data).resolve())
+    if out.exists() or listed.exists() or inside:
         raise UserError(
             f"--out {out}: it, or {listed.name}, is there already or lies inside the data; name another one"
         )
@@ -378,25 +372,30 @@ def report(options: argparse.Namespace) -> int:
         may_be_whole=True,
         console=console,
     )
-    photos = Photos(root, splits)
+    photos = Photos(options.data, splits)
     seen = look_at_all(photos, console)
     kinds = of_labels(photos, options.run) if options.run else {}
     kinds |= of_copies(photos, seen) | of_photos(photos, seen)
-    groups = chain.from_iterable(kinds.values())
+    lists = {title: [*chain.from_iterable(groups)] for title, groups in kinds.items()}
     rows = [
         found._asdict() | {"photo": photos.name(found.photo)}
-        for found in chain.from_iterable(groups)
+        for found in chain.from_iterable(lists.values())
         if found.why
     ]
-    parts = {title: section(photos, groups) for title, groups in kinds.items()}
-    about = [root.name, str(root)]
+    parts = {
+        f"{title}: {sum(bool(found.why) for found in lists[title]):,}": section(
+            photos, groups
+        )
+        for title, groups in kinds.items()
+    }
+    about = [os.path.basename(photos.root), photos.root]
     behind = f"photos; {counted(len(rows), 'line')} in {listed.name}"
     count = f"{len(photos):,}"
     out.write_bytes(page.document(about, count, behind, parts | of_scan(photos)))
     if rows:
         listed.write_bytes(_tables.written(rows))
     console.info(
-        *(f"{title}: {len(groups):,}" for title, groups in kinds.items() if groups),
+        *(title for title, part in parts.items() if part),
         f"{out}: {count} {behind}, in {time.monotonic() - began:.0f} s",
         "remove the lines of photos that shall stay, and train with --leave-out",
     )

@@ -92,14 +92,14 @@ def test_twins_are_found_and_others_are_not(tmp_path: Path) -> None:
     found = copies(said(root))
     assert all(row["why"] == "near copy" for row in found)
     # the numbers of the photo and of the one beside it
-    number = [
+    seeds = [
         tuple(
             Path(row[name]).stem.replace("twin ", "").split()[0]
             for name in ("photo", "beside")
         )
         for row in found
     ]
-    assert all(one == other for one, other in number)
+    assert all(one == other for one, other in seeds)
     for place, kind in enumerate(TWINS):
         there = [
             seed
