@@ -231,12 +231,13 @@ def of_copies(photos: Photos, seen: Seen) -> Kinds:
     for _, members in groupby(order, of.__getitem__):
         group = [*members]
         unlike = len({*photos.label[group]}) > 1
-        found = [
-            Found(group[0], "copy of another class" * unlike, photos.name(group[1]))
-        ]
-        for photo in group[1:]:
-            why = "copy" if exact[photo] == exact[group[0]] >= 0 else "near copy"
-            found.append(Found(photo, why, photos.name(group[0])))
+        found = []
+        for photo in group:
+            twin = group[photo == group[0]]
+            why = "copy" if exact[photo] == exact[twin] >= 0 else "near copy"
+            why += ", of another class" * unlike
+            is_listed = unlike or photo != group[0]
+            found.append(Found(photo, why * is_listed, photos.name(twin)))
         parted = len({*photos.split[group]}) > 1
         kinds[[*kinds][0 if parted else 1 if unlike else 2]].append(found)
     return kinds
@@ -318,11 +319,12 @@ def figure(photos: Photos, found: Found) -> str:
         picture = page.image(drawing.encoded(pixels, "JPEG"), "")
     said = (
         photos.name(photo),
-        f"{photos.names[photos.split[photo]]} · {photos.classes[photos.label[photo]]}",
+        photos.names[photos.split[photo]] * (len(photos.names) > 1),
+        photos.classes[photos.label[photo]],
         f"{photos.width[photo]} x {photos.height[photo]}",
-        f"{found.why} {found.beside}",
+        found.why and f"{found.why} {found.beside}",
     )
-    lines = "<br>".join(escape(printable(line)) for line in said)
+    lines = "<br>".join(escape(printable(line)) for line in said if line)
     return f"<figure>{picture}{lines}</figure>"
 
 
@@ -397,7 +399,8 @@ def report(options: argparse.Namespace) -> int:
     console.info(
         *(title for title, part in parts.items() if part),
         f"{out}: {count} {behind}, in {time.monotonic() - began:.0f} s",
-        "remove the lines of photos that shall stay, and train with --leave-out",
+        *["remove the lines of photos that shall stay, and train with --leave-out"]
+        * bool(rows),
     )
     return DONE
 

@@ -159,8 +159,8 @@ def test_copies_by_where_they_lie(tmp_path: Path) -> None:
     found = {(row["photo"], row["why"], row["beside"]) for row in rows}
     assert found == {
         ("train/a/x.jpg", "copy", "val/a/100.jpg"),
-        ("train/a/0.jpg", "copy of another class", "train/b/y.jpg"),
-        ("train/b/y.jpg", "copy", "train/a/0.jpg"),
+        ("train/a/0.jpg", "copy, of another class", "train/b/y.jpg"),
+        ("train/b/y.jpg", "copy, of another class", "train/a/0.jpg"),
         ("train/b/z.png", "near copy", "train/b/1.jpg"),
         ("val/b/link.jpg", "copy", "val/b/101.jpg"),
     }
