@@ -52,7 +52,7 @@ HASH = 12
 NEAR = 90
 ALIKE = 0.9
 """Near copies differ in at most NEAR bits, and the best place of one picture in the other has a correlation of ALIKE.
-docs/own-images.md has what both are found by."""
+docs/own-images.md has what that finds."""
 STEP = 200
 """Photos a task."""
 BLOCK = 4096
