@@ -14,13 +14,17 @@ COMMANDS = {
     "predict": "says what a trained network says of files",
     "doctor": "says what is installed and works here, and what to change first",
     "tune": "finds the fastest settings that keep the recipe",
+    "photos": "says what is wrong with photos, on one page and in a list",
     "pack": "puts images of any source into an LMDB, tar shards, Arrow or folders",
+    "try": "shows a page on which a photo is dropped, and answers come back",
     "export": "writes a trained network as one file, for other programs",
     "compare": "says whether one run is slower than another, and which stage is",
     "archs": "lists the networks",
     "imagenet": "makes class folders of ImageNet as it is published",
 }
 """Command -> what it does. Its program is the module of that name in saturate/run/; `predict` is `train --predict`."""
+ELSEWHERE = {"why": "saturate.why.launch", "try": "saturate.run.try_page"}
+"""Command -> its program, of the others."""
 
 
 def usage() -> str:
@@ -48,8 +52,7 @@ def main() -> int:
     if name == "predict":
         name, words = "train", ["--predict", *words]
     sys.argv[1:] = words
-    where = "saturate.why.launch" if name == "why" else f"saturate.run.{name}"
-    program = import_module(where)
+    program = import_module(ELSEWHERE.get(name, f"saturate.run.{name}"))
     if name == "train":
         program.program()
     code: int = program.main()

@@ -27,7 +27,7 @@ from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import open_coco
 from saturate.dataset.images.columns import Images, as_shown, told_of_exif
 from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.scan import lists, names
+from saturate.dataset.scan import leave_out, lists, names
 from saturate.dataset.scan.cache import Options, Progress
 from saturate.dataset.scan.file_tree import is_folder
 from saturate.dataset.stores import choose_source, source_named, what_holds
@@ -122,6 +122,8 @@ class DataSettings(Protocol):
     val_share: float | None
     val_seed: int
     val_group: str | None
+    val_fold: int
+    leave_out: Path | None
 
 
 class Console(Protocol):
@@ -147,6 +149,7 @@ def open_splits(
     evaluate: bool = False,
     split: str = "val",
     validates: bool = True,
+    may_be_whole: bool = False,
     model: ModelClasses | None = None,
     trained: val_split.Trained | None = None,
     console: Console,
@@ -154,7 +157,8 @@ def open_splits(
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
     Validation is the `split` of that name, and has training's classes. To `evaluate`, it is enough and stands for
-    both; where a training never `validates`, train is. With a `model`, which was trained on classes of these names,
+    both; where a training never `validates`, train is; and a folder a class, without train/, where it `may_be_whole`.
+    With a `model`, which was trained on classes of these names,
     val alone is opened, and has the model's classes; that may be a folder with a folder a class, without val/.
     `trained` says what a checkpoint was trained on, whose --val-share stays. Raises UserError.
     """
@@ -172,7 +176,12 @@ def open_splits(
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
-    if beside := _beside(settings, root, content, split):
+    if settings.leave_out:
+        how["leave_out"] = leave_out.listed(settings.leave_out, root)
+    whole = (split == "val" and model and _is_val(settings, root, content, model)) or (
+        may_be_whole and _is_whole(settings, root, content)
+    )
+    if beside := _beside(settings, root, content, split, whole=bool(whole)):
         console.info(f"--data: beside what is read, left out: {', '.join(beside)}")
     if settings.val_share is not None:
         if split == "test":
@@ -180,7 +189,7 @@ def open_splits(
                 "--split test: --val-share makes train and val of one folder; name the --data that has test/"
             )
         splits = _shared(settings, root, content, console, how, trained)
-    elif split == "val" and model and _is_val(settings, root, content, model):
+    elif whole:
         splits = {"val": _whole(root, settings, console, how)}
         _tell_of_whole(splits["val"], settings, content, console)
     else:
@@ -237,6 +246,7 @@ def _shared(
         settings.val_seed,
         settings.val_group,
         trained,
+        settings.val_fold,
     )
     # not before it is known that these are a checkpoint's own data: others are opened again
     _tell_of_whole(whole, settings, content, console)
@@ -282,6 +292,16 @@ def _is_val(
     return bool({*folders} & {*model.names}) and not names.splits_among(folders)
 
 
+def _is_whole(settings: DataSettings, root: Path, content: Content) -> bool:
+    """Whether `root` has no split, and folders of classes. Raises UserError where these may be another thing."""
+    try:
+        require_splits(settings, content, validates=False)
+    except UserError:
+        _require_shared(settings, root, content)
+        return True
+    return False
+
+
 def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
     """Warn of samples with the same bytes in training and validation, or in two classes; or say why not."""
     if why := next(filter(None, map(copies.why_not, splits.values())), ""):
@@ -292,10 +312,10 @@ def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
 
 
 def _beside(
-    settings: DataSettings, root: Path, content: Content, val: str
+    settings: DataSettings, root: Path, content: Content, val: str, *, whole: bool
 ) -> list[str]:
     """Return what lies at the top of the data and is not read; nothing where a list may name what lies anywhere."""
-    if settings.val_share is not None:
+    if settings.val_share is not None or whole:
         unwanted = names.unwanted(root, settings.classes, at_top=True)
         return names.beside(root, {*names.folders(root)} - unwanted.keys())
     read: set[str] = set()
@@ -439,6 +459,10 @@ def _opener(settings: DataSettings, root: Path, split: str, content: Content) ->
         raise UserError(
             "--trust-list, --lmdb-label and --label-key are for images with a label; leave them out"
         )
+    if settings.trust_list and settings.leave_out:
+        raise UserError(
+            "--leave-out is of a scan, and --trust-list has none; leave one of them out"
+        )
     if settings.trust_list and settings.exif == "shown":
         raise UserError(
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
@@ -493,6 +517,8 @@ def _options(
     of_list = source == "list"
     of_folders = source == "folder"
     taken = {"multi_label": of_list, "trust_list": of_list, "classes": of_folders}
+    # the names of others are no files'
+    taken["leave_out"] = of_list or of_folders
     for name in ("lmdb_label", "label_key", *taken):
         if getattr(settings, name) and not taken.get(name, name == labels):
             raise UserError(

@@ -269,11 +269,13 @@ def _has_images(folder: Path) -> bool:
     return False
 
 
-def validates(files: Sequence[bytes], share: float, seed: int) -> Array:
-    """Return bool [n]: whether a file validates, by its name below the data, `share` and `seed` alone."""
+def validates(files: Sequence[bytes], share: float, seed: int, fold: int = 0) -> Array:
+    """Return bool [n]: whether a file validates, by its name below the data, `share`, `seed` and `fold` alone."""
     key = seed.to_bytes(16, "little")
     drawn = [hashlib.blake2b(name, digest_size=8, key=key).digest() for name in files]
-    return np.frombuffer(b"".join(drawn), "<u8") < np.uint64(share * 2.0**64)
+    # below the first share of all numbers it is of fold 0, and so on
+    begins = np.uint64(fold * share * 2.0**64)
+    return np.frombuffer(b"".join(drawn), "<u8") - begins < np.uint64(share * 2.0**64)
 
 
 def parted(
@@ -282,14 +284,20 @@ def parted(
     seed: int,
     group: str | None = None,
     trained: Trained | None = None,
+    fold: int = 0,
 ) -> tuple[dict[str, Split[Images]], list[str], list[str]]:
     """Return {"train": ..., "val": ...}, lines that tell the counts, and what may be a mistake.
 
     Copies, and images of a `group` (--val-group), are on one side; the share of a checkpoint that was `trained`
-    before stays as it was. Raises UserError where one of the two has no image, and for data that a checkpoint's
-    own --val-share is not of.
+    before stays as it was. Raises UserError where one of the two has no image, for data that a checkpoint's
+    own --val-share is not of, and for a `fold` (--val-fold) beyond the last.
     """
     columns = whole.columns
+    # of 1 / 3 written as 0.333 there are three
+    if fold >= (folds := max(int(1 / share + 0.01), 1)):
+        raise UserError(
+            f"--val-fold {fold}: --val-share {share:g} has the folds 0 to {folds - 1}"
+        )
     files = groups(columns, group)
     told = []
     if group is not None:
@@ -304,7 +312,7 @@ def parted(
             told.append(
                 f"--val-share {share:g}: {alike} have copies, which are on one side together"
             )
-    of_val = validates(files, share, seed)
+    of_val = validates(files, share, seed, fold)
     splits = {}
     counts = {}
     for name, chosen in (("train", ~of_val), ("val", of_val)):

@@ -1,4 +1,4 @@
-"""report.html: a run on one page that needs no network, for a screen, a phone or paper.
+"""report.html: a run on one page that needs no network, for a screen, a phone or paper; other pages look alike.
 
 It has the best figure, what to change first, the closing table, the curves, pictures, what a step and the loader's
 time are made of, the command and the versions; pictures are read from the run's folder.
@@ -7,7 +7,7 @@ time are made of, the command and the versions; pictures are read from the run's
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ h1 {{ font-size: 1.5em; margin: 0 }} h2 {{ font-size: 1.15em; margin: 2em 0 .5em
 img {{ max-width: 100%; background: #fff }}
 .charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24em), 1fr)); gap: 1em }}
 svg {{ width: 100%; height: auto; fill: currentColor }} .hidden {{ position: absolute; width: 0; height: 0 }}
+.photos {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(9em, 1fr)); gap: 1em; margin: 1em 0 }}
+figure {{ margin: 0; font-size: .8em; overflow-wrap: anywhere }} figure img {{ display: block; width: 100% }}
 table {{ border-spacing: 0 }} th, td {{ padding: .1em 1.5em .1em 0; vertical-align: top; text-align: left }}
 th {{ font-weight: normal; white-space: nowrap }}
 pre {{ white-space: pre-wrap }} td, pre {{ overflow-wrap: anywhere }} .number {{ white-space: nowrap }}
@@ -97,24 +99,17 @@ def page(
     shares = {name: 100 * one["share"] for name, one in stages.items()}
     parts = {
         "Change first": first and f'<p class="first">{escape(first)}</p>',
-        "What was learnt, how fast, and what held it back": _table(lines),
+        "What was learnt, how fast, and what held it back": table(lines),
         "Curves": charts and f'<div class="charts">{charts}</div>',
         **{
             title: _image(folder / name, alt) for name, (title, alt) in PICTURES.items()
         },
-        "Where the time went": _bars(look_up(summary, "goodput.seconds") or {}, "s"),
-        "Parts of a step": _bars(summary.get("split_ms") or {}, "ms"),
-        "Stages of the loader, of its workers' or its thread's time": _bars(
-            shares, "%"
-        ),
+        "Where the time went": bars(look_up(summary, "goodput.seconds") or {}, "s"),
+        "Parts of a step": bars(summary.get("split_ms") or {}, "ms"),
+        "Stages of the loader, of its workers' or its thread's time": bars(shares, "%"),
         "Command": f"<pre>{escape(summary.get('command', ''))}</pre>",
-        "Machine and versions": _table({**machine, **summary.get("versions", {})}),
+        "Machine and versions": table({**machine, **summary.get("versions", {})}),
     }
-    body = (
-        f"<section><h2>{title}</h2>\n{part}</section>"
-        for title, part in parts.items()
-        if part
-    )
     name = f"{summary.get('arch')} on {Path(data).name if data else 'synthetic data'}"
     gpus = f"{summary.get('world_size')} x {machine.get('gpu')}"
     about = [
@@ -124,28 +119,43 @@ def page(
         "" if summary["finished"] else "not finished",
         str(folder),
     ]
-    told = [name, *filter(None, about)]
+    return document([name, *filter(None, about)], best, f"{title} {behind}", parts)
+
+
+def document(
+    about: Sequence[str], best: str, behind: str, parts: Mapping[str, str]
+) -> bytes:
+    """Return a page: what it is of in words, a large figure and what is `behind` it, and sections, title -> HTML.
+
+    A section without HTML is left out. All but the HTML is escaped.
+    """
+    sections = (
+        f"<section><h2>{escape(title)}</h2>\n{part}</section>"
+        for title, part in parts.items()
+        if part
+    )
     return utf8(
         PAGE.format(
-            title=escape(" · ".join(told[:-1])),
-            heading=escape(name),
-            about=escape(" · ".join(told[1:])),
+            title=escape(" · ".join(about[:-1])),
+            heading=escape(about[0]),
+            about=escape(" · ".join(about[1:])),
             best=escape(best),
-            behind=escape(f"{title} {behind}"),
-            body="\n".join(body),
+            behind=escape(behind),
+            body="\n".join(sections),
         )
     ).encode()
 
 
-def _table(cells: Mapping[str, Any]) -> str:
+def table(cells: Mapping[str, Any]) -> str:
+    """Return a row a cell, its name before it; "" without cells."""
     lines = (
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(value))}</td></tr>'
         for name, value in cells.items()
     )
-    return f'<table class="facts">{"".join(lines)}</table>'
+    return f'<table class="facts">{"".join(lines)}</table>' if cells else ""
 
 
-def _bars(values: Mapping[str, float], unit: str) -> str:
+def bars(values: Mapping[str, float], unit: str) -> str:
     """Return a bar a value, the longest of the largest; "" without values."""
     largest = max(values.values(), default=0) or 1
     lines = (
@@ -161,5 +171,10 @@ def _image(path: Path, alt: str) -> str:
     if not path.exists():
         return ""
     kind = "png" if path.suffix == ".png" else "jpeg"
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{alt}" src="data:image/{kind};base64,{data}">'
+    return image(path.read_bytes(), alt, kind)
+
+
+def image(content: bytes, alt: str, kind: str = "jpeg") -> str:
+    """Return a picture of the page; `alt` stands for it where it is not seen."""
+    data = base64.b64encode(content).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/{kind};base64,{data}">'

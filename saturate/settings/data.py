@@ -55,6 +55,26 @@ class Data(Settings):
     )
     """Images that --val-share leaves on one side, such as those of a patient or a scene: folder = of one
     folder below the class, or a regular expression whose first ( ) in a file's path is the group's name."""
+    val_fold: Annotated[int, Field(ge=0)] = setting(
+        0,
+        tasks=CLASSIFIERS,
+        needs=("val_share",),
+        changes_rate=False,
+        resume="scanned",
+        of_data=True,
+    )
+    """Which share of the images --val-share takes: with 0.2 there are the folds 0 to 4, of which each image is in
+    one. A run of each fold predicts every image without having trained on it, for `saturate photos --run`."""
+    leave_out: Path | None = setting(
+        None,
+        tasks=LABELLED_IMAGES,
+        changes_rate=False,
+        resume="scanned",
+        of_data=True,
+        ranks="own",
+    )
+    """CSV list whose first column has files of --data that are left out of the scan, such as the list that
+    `saturate photos` writes."""
     multi_label: bool = setting(
         False, tasks=LABELLED_IMAGES, resume="scanned", of_data=True
     )

@@ -70,6 +70,7 @@ def test_micro_batches_of_a_global_batch(
 CHANGED = {
     "reader": "--loader dali-gpu --reader opencv",
     "val_group": "--val-group folder",
+    "val_fold": "--val-fold 2",
     "decode_threads": "--loader dali-gpu --decode-threads 3",
     "transforms": "--loader dali-gpu --transforms a.b:c",
     "transforms_on": "--loader dali-gpu --transforms-on region",

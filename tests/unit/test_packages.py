@@ -24,7 +24,8 @@ DISTRIBUTION = {
 }
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
-    *("albumentations", "apex", "h5py", "kornia", "lz4", "mlflow", "onnx"),
+    *("albumentations", "apex", "cleanlab", "cleanvision", "h5py", "imagehash"),
+    *("kornia", "lz4", "mlflow", "onnx", "pandas", "sklearn"),
     *("onnxruntime", "pillow_heif", "pytest", "scipy", "tfrecord", "timm"),
     *("traceml_ai", "wandb"),
 }
@@ -78,10 +79,10 @@ def test_every_import_is_required() -> None:
     ]
     assert not missing, "\n".join(missing)
     planted = (
-        "import os, pandas\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\n"
+        "import os, polars\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\n"
         "from PIL import Image\nfrom saturate.tasks import x\n"
     )
-    expected = ["pandas", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120", "pillow"]
+    expected = ["polars", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120", "pillow"]
     assert sorted(third_party(planted, ours)) == sorted(expected)
 
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from benchmarks import bench, lists, pairs, planted, published
+from saturate.__main__ import ELSEWHERE
 from saturate.run import tune
 from saturate.settings import config
 from saturate.settings.cli import flags
@@ -81,7 +82,11 @@ def named(program: str, words: list[str]) -> tuple[str, list[str]]:
     """Return the program that a command starts, of several in one, and the words that are for it."""
     if program == "saturate" and words:
         name, *words = words
-        return "train.py" if name in ("train", "predict") else f"scripts.{name}", words
+        if name in ("train", "predict"):
+            return "train.py", words
+        if (ROOT / f"scripts/{name}.py").is_file():
+            return f"scripts.{name}", words
+        return ELSEWHERE.get(name, f"saturate.run.{name}"), words
     if program == "benchmarks" and words and words[0] in bench.PROGRAMS:
         name, *words = words
         return f"benchmarks.{name.replace('-', '_')}", words
@@ -110,7 +115,7 @@ def read(program: str, words: list[str]) -> None:
             suite = bench.suite_of(table["suite"])
             given = [*published.words(published.settled(table, 0)[0]), *words[at + 1 :]]
             flags(suite.settings, given, prog=suite.name)
-    elif program.startswith(("scripts.", "benchmarks.")):
+    elif program.startswith(("scripts.", "benchmarks.", "saturate.run.")):
         main = import_module(program).main
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.argv", [program, *words])

@@ -14,7 +14,7 @@ import numpy as np
 from saturate.contracts import MAX_PIXELS, Array
 from saturate.dataset.images.columns import CODES, HEADER, Header, Images, Unread
 from saturate.dataset.images.lazy_headers import Headers, checked_header, readers
-from saturate.dataset.scan import file_tree
+from saturate.dataset.scan import file_tree, leave_out
 from saturate.dataset.scan.byte_ranges import Entries
 from saturate.dataset.scan.cache import (
     NothingFound,
@@ -24,7 +24,12 @@ from saturate.dataset.scan.cache import (
     remembered,
 )
 from saturate.dataset.scan.file_tree import Scan
-from saturate.dataset.scan.manifest import file_list, write_column, write_paths
+from saturate.dataset.scan.manifest import (
+    Rejected,
+    file_list,
+    write_column,
+    write_paths,
+)
 
 CHUNK = 500  # images a task
 REMOTE_CHUNK = 16  # each of them waits for a server
@@ -68,6 +73,7 @@ def open_images(
     names = None if classes is None else list(classes)
     max_pixels = how.get("max_pixels", MAX_PIXELS)
     workers = how.get("workers", 0)
+    without = how.get("leave_out", frozenset())
 
     def fill(scan: Scan) -> Sequence[str]:
         made = scan.made
@@ -77,7 +83,9 @@ def open_images(
         if unread:
             headers: Array = np.broadcast_to(np.zeros((), HEADER), len(label))
         else:
-            headers = read_headers(entries, scan, scan.rejects, max_pixels, workers)
+            headers = read_headers(
+                entries, scan, scan.rejects, max_pixels, workers, without
+            )
         good = headers["size"] >= 0
         if not good.any():
             raise NothingFound("image", where, scan.rejects)
@@ -106,7 +114,14 @@ def open_images(
     columns = remembered(
         Unread if unread else table,
         data,
-        [str(real), names, *key, max_pixels, unread],
+        [
+            str(real),
+            names,
+            *key,
+            max_pixels,
+            unread,
+            *map(os.fsdecode, sorted(without)),
+        ],
         fill,
         root or real,
         how,
@@ -122,11 +137,18 @@ def read_headers(
     reject: file_tree.Reject,
     max_pixels: int,
     workers: int = 0,
+    without: frozenset[bytes] = frozenset(),
 ) -> Array:
     """Return HEADER [n], one for each entry of made/file_list.*, size -1 where it is left out.
 
-    `workers` and `max_pixels` are those of open_images.
+    `workers` and `max_pixels` are those of open_images, `without` is Options.leave_out.
     """
+
+    def read(name: bytes) -> Header:
+        if without and leave_out.place(entries.shown(name)) in without:
+            raise Rejected(leave_out.WHY)
+        return checked_header(entries, max_pixels, name)
+
     total = len(file_list(scan.made)[2])
     headers: Array = np.lib.format.open_memmap(
         scan.made / "file_list.headers", mode="w+", dtype=HEADER, shape=(total,)
@@ -135,7 +157,7 @@ def read_headers(
     packed = each_file(
         scan,
         reject,
-        partial(checked_header, entries, max_pixels),
+        read,
         LEFT_OUT,
         partial(np.array, dtype=HEADER),
         entries.shown,

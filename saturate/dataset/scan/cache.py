@@ -43,6 +43,8 @@ class Options(TypedDict, total=False):
     rescan: bool  # make a new one
     max_pixels: int  # what claims more is left out
     workers: int  # processes that read headers; 0 = as fits the machine
+    # files that no scan takes, each as dataset.scan.leave_out.place
+    leave_out: frozenset[bytes]
     # called a few times a second
     progress: Progress | None
 

@@ -1,0 +1,115 @@
+"""Two folds are trained on photos of which some labels were changed; `saturate photos` names these, and `saturate try`
+answers as --predict does.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from tests.end_to_end.runs import Process, Runner, draw, rows, until
+
+pytest.importorskip("cleanlab")
+pytest.importorskip("cleanvision")
+SMALL = (
+    "--arch resnet18 --image-size 32 --batch-size 16 --workers 0 --loader torchvision "
+    "--precision fp32 --epochs 6 --lr 0.01 --ceilings false --val-share 0.5"
+)
+
+
+def asked(url: str, content: bytes, name: str = "a.jpg") -> tuple[int, str]:
+    """Send a file as a browser's form does; return the code and the page."""
+    head = f'--XX\r\nContent-Disposition: form-data; name="photo"; filename="{name}"\r\n\r\n'
+    body = head.encode() + content + b"\r\n--XX--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=XX"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as got:
+            return got.status, got.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def large() -> bytes:
+    """Return a PNG of 51 megapixels, in few bytes."""
+    content = io.BytesIO()
+    Image.new("1", (8_500, 6_000)).save(content, "PNG")
+    return content.getvalue()
+
+
+def address(process: Process) -> str:
+    until(
+        lambda: "answers until" in process.out or process.poll() is not None,
+        120,
+        "a page",
+    )
+    return process.out.split()[0]
+
+
+@pytest.mark.slow
+def test_labels_that_were_changed_and_answers(train: Runner) -> None:
+    tmp_path = train.cwd
+    drawn = draw(tmp_path / "drawn", classes=("cat", "dog", "eel"), train=60, val=2)
+    photos = tmp_path / "PHOTOS"
+    (drawn / "train").rename(photos)
+    rng = np.random.default_rng(1)
+    names = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))
+    changed = set()
+    for at in rng.permutation(len(names))[: len(names) // 20]:
+        others = sorted({"cat", "dog", "eel"} - {names[at].parent.name})
+        new = Path(others[rng.integers(2)], f"changed{at}.jpg")
+        (photos / names[at]).rename(photos / new)
+        changed.add(str(new))
+    for fold in range(2):
+        words = ("--val-fold", fold, "--output", tmp_path / f"f{fold}")
+        assert train(SMALL, "--data", photos, *words).wait() == 0
+    command = train.python("-m", "saturate", "photos", photos, "--run", "f0", "f1")
+    assert command.wait() == 0, command.err
+    listed = [
+        row["photo"]
+        for row in rows(tmp_path / "photos.csv")
+        if row["why"].startswith("label")
+    ]
+    assert len(changed.intersection(listed[: len(changed)])) >= 0.8 * len(changed)
+    assert (
+        "of 180 that the runs have validated" in (tmp_path / "photos.html").read_text()
+    )
+    new = drawn / "val"
+    predict = train(
+        "--predict", new, "--resume", "f0/best.pt", "--output", "new", "--workers 0"
+    )
+    assert predict.wait() == 0
+    process = train.python("-m", "saturate", "try", "f0/best.pt", "--port", 0)
+    url = address(process)
+    assert urllib.request.urlopen(url).status == 200
+    for row in rows(tmp_path / "new/predictions.csv")[:3]:
+        code, page = asked(url, Path(row["path"]).read_bytes())
+        share = f"{100 * float(row['probability']):.1f}"
+        assert (code, f"<b>{row['class']}</b> {share} %" in page) == (200, True)
+    for content, sentence in (
+        (b"no image at all", "no known image format"),
+        (b"", "empty file"),
+        (large(), "has 8500 x 6000 pixels, more than 50 megapixels"),
+        (Path(row["path"]).read_bytes()[:600], "cannot be"),
+    ):
+        code, page = asked(url, content)
+        assert code == 400 and sentence in page, sentence
+    request = urllib.request.Request(url, headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(request)
+    found = psutil.Process(process.pid).net_connections("inet")
+    assert {one.laddr.ip for one in found if one.status == "LISTEN"} == {"127.0.0.1"}
+    process.send(signal.SIGINT)
+    assert process.wait() == 130 and not process.err
+
+
+def test_a_checkpoint_that_is_none(train: Runner) -> None:
+    process = train.python("-m", "saturate", "try", "none.pt")
+    assert process.wait() == 2 and "none.pt" in process.err
