@@ -18,17 +18,21 @@ has started and that outlives it. That one must not die.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import mmap
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+import psutil
 
 from saturate.engine import slurm
 from saturate.engine.ranks import store_listens
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 FLAG = "--unkillable"
+SPARE = "--warm-spare true"
+PLACE_BYTES = 4096
+"""The most that a trainer's place takes: a pipe takes so much at once."""
 ANOTHER_ENDED = 75
 """Exit code of a trainer for its agent: another rank has ended, and this one has nothing to say."""
 ENDS = (
@@ -78,11 +85,14 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        files = [os.memfd_create("snapshot") for _ in range(2)]
-        self._paths = [Path(f"/proc/self/fd/{file}") for file in files]
+        files = [os.memfd_create("snapshot") for _ in range(3)]
+        *self._paths, self._modules = [Path(f"/proc/self/fd/{file}") for file in files]
+        shared = memoryview(mmap.mmap(-1, 24)).cast("q")
         # int64 [2], the number of each; 0: there is none, or it is being written
-        self._numbers = memoryview(mmap.mmap(-1, 16)).cast("q")
-        self._least = 0
+        self._numbers = shared[:2]
+        # int64 [1], that of this generation's first, also for a trainer which was forked before it
+        self._least = shared[2:]
+        self.is_warm = False  # --warm-spare
 
     @property
     def newest(self) -> int:
@@ -99,21 +109,37 @@ class Memory:
         """Make the snapshot with the number `newest`, where it is here, the first one of a generation; forget
         others.
         """
-        self._least = generation << 32
+        self._least[0] = generation << 32
         for slot, number in enumerate(self._numbers):
-            self._numbers[slot] = self._least if number == newest > 0 else 0
+            self._numbers[slot] = self._least[0] if number == newest > 0 else 0
 
     def write(self, save: Callable[[BinaryIO], object]) -> None:
         """Replace the older snapshot by what `save` writes into a file."""
+        if not self.has_grown:
+            self._modules.write_text("\n".join(sys.modules))
         slot = list(self._numbers).index(min(self._numbers))
         self._numbers[slot] = 0
         with self._paths[slot].open("wb") as file:
             save(file)
-        self._numbers[slot] = max(self.newest, self._least) + 1
+        self._numbers[slot] = max(self.newest, self._least[0]) + 1
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether this generation has left a snapshot."""
+        return self.newest > self._least[0]
+
+    def import_modules(self) -> None:
+        """Import what a trainer had imported at the first snapshot of a generation."""
+        for name in self._modules.read_text().splitlines():
+            # one that a library has made by itself; a trainer says what it lacks
+            with suppress(Exception):
+                importlib.import_module(name)
 
 
 memory: Memory | None = None
 """That of this trainer's agent; None in a run without --unkillable."""
+began_s: float | None = None
+"""When this process was told to be a trainer, in seconds of time.time; None in a run without --unkillable."""
 
 
 def begin(words: Sequence[str]) -> None:
@@ -142,6 +168,10 @@ class Agent:
         self.generation = 0
         self._members: list[str] = []  # of this generation
         self._trainer = 0
+        # a process that waits to become the next trainer, and the pipe by which it is told its place; 0: there is none
+        self._spare = self._tells = 0
+        self.memory.is_warm = SPARE in " ".join(words).replace("=", " ").lower()
+        self._says_memory = True
         self._asked = 0  # the signal that has come
         self._fruitless = 0  # generations
         self._beaten_s = 0.0
@@ -230,36 +260,31 @@ class Agent:
         self.store.compare_set(key, "", world)
 
     def _trains(self, members: list[str]) -> bool:
-        """Fork the trainer. Returns True in there; False in the agent, once the generation is over for it."""
+        """Start the trainer. Returns True in there; False in the agent, once the generation is over for it."""
         rank = members.index(self.name)
-        agent = os.getpid()
         oom_kills_before = oom_kills()
-        # a signal waits until the trainer has its own handlers: this agent's do nothing in there
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        with processes.forking():
-            self._trainer = os.fork()
-        if not self._trainer:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != agent:  # it has died meanwhile
-                os._exit(ANOTHER_ENDED)
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            global memory
-            memory = self.memory
-            # what torchrun's agent sets
-            os.environ.update(
-                RANK=str(rank),
-                WORLD_SIZE=str(len(members)),
-                TORCHELASTIC_USE_AGENT_STORE="True",
-                TORCHELASTIC_RESTART_COUNT=str(self.generation),
-            )
+        if self._spare and os.waitpid(self._spare, os.WNOHANG)[0]:  # it has died
+            os.close(self._tells)
+            self._spare = 0
+        if not self._spare and self._fork():
             return True
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if self._asked:  # just before the fork
+        # what torchrun's agent sets
+        place = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(members)),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": str(self.generation),
+        }
+        with suppress(BrokenPipeError):  # it has died since: `_watch` finds that
+            os.write(self._tells, json.dumps(place).encode())
+        os.close(self._tells)
+        self._trainer, self._spare = self._spare, 0
+        if self._asked:  # before there was a trainer
             self._pass_on(self._asked, None)
         code = self._watch(members[(rank + 1) % len(members)])
-        self._fruitless = 0 if self.memory.newest & 0xFFFFFFFF else self._fruitless + 1
+        if code is None:
+            return True
+        self._fruitless = 0 if self.memory.has_grown else self._fruitless + 1
         fails = code != ANOTHER_ENDED and self._fruitless == FRUITLESS
         if fails or code in ENDS:
             self._end_run(code)
@@ -272,8 +297,67 @@ class Agent:
             self._end_generation(f"{named(self.name)} has ended, {how}")
         return False
 
-    def _watch(self, neighbour: str) -> int:
-        """Return the exit code of the trainer, ANOTHER_ENDED once the generation has ended; watch another agent."""
+    def _fork(self, *, is_warm: bool = False) -> bool:
+        """Fork the next trainer. Returns True in there, once it was told its place; False in the agent at once.
+
+        One that `is_warm` imports and computes meanwhile what trainers do.
+        """
+        agent = os.getpid()
+        reads, writes = os.pipe()
+        # a signal waits until the trainer has its own handlers: this agent's do nothing in there
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        with processes.forking():
+            pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(reads)
+            self._spare, self._tells = pid, writes
+            self._says_memory &= not is_warm
+            return False
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent:  # it has died meanwhile
+            os._exit(ANOTHER_ENDED)
+        os.close(writes)
+        if is_warm:
+            self._warm_up()
+        place = json.loads(os.read(reads, PLACE_BYTES))
+        os.close(reads)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        global memory, began_s
+        memory = self.memory
+        began_s = time.time()
+        os.environ.update(place)
+        return True
+
+    def _warm_up(self) -> None:
+        """Do once what each trainer does before its first step: imports, and where there is a GPU CUDA's start."""
+        # they import this module
+        import torch
+
+        from saturate.engine.distributed import prepare_process
+
+        self.memory.import_modules()
+        device = prepare_process()
+        with_cuda = ""
+        if device.type == "cuda":
+            weight = torch.ones(8, 8, 3, 3, device=device, requires_grad=True)
+            images = torch.ones(8, 8, 8, 8, device=device)
+            torch.nn.functional.conv2d(images, weight).flatten(1).mm(
+                torch.ones(288, 8, device=device)
+            ).sum().backward()
+            torch.cuda.synchronize()
+            with_cuda = " and a CUDA context"
+        if self._says_memory and os.environ.get("LOCAL_RANK", "0") == "0":
+            own = psutil.Process().memory_full_info().uss >> 20
+            say(f"--warm-spare: one a rank waits, with {own} MiB of memory{with_cuda}")
+
+    def _watch(self, neighbour: str) -> int | None:
+        """Return the exit code of the trainer, ANOTHER_ENDED once the generation has ended; watch another agent.
+
+        Returns None in a spare that has become a trainer.
+        """
         self._heard = "", b""
         while not self._has_ended():
             pid, status = os.waitpid(self._trainer, os.WNOHANG)
@@ -282,6 +366,12 @@ class Agent:
                 return os.waitstatus_to_exitcode(status)
             if self._beat():
                 self._look_at(neighbour)
+            # not before: it would take cores from the start, and no trainer has said what it imports
+            lacks_spare = (
+                self.memory.is_warm and not self._spare and self.memory.has_grown
+            )
+            if lacks_spare and self._fork(is_warm=True):
+                return None
             time.sleep(LOOK_S)
         self._kill()
         return ANOTHER_ENDED

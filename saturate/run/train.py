@@ -73,7 +73,7 @@ from saturate.tasks.kind import TaskKind  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
-TIMELINE = Timeline()
+TIMELINE = Timeline(unkillable.began_s)  # a spare has waited before
 preflight.imported()
 if DEVICE.type == "cuda":
     hash_ahead()

@@ -18,7 +18,15 @@ from pathlib import Path
 
 import torch
 
-from tests.end_to_end.runs import ROOT, Process, Runner, free_port, losses, until
+from tests.end_to_end.runs import (
+    ROOT,
+    Process,
+    Runner,
+    free_port,
+    losses,
+    summary,
+    until,
+)
 
 SEED = 4
 KILLS = int(os.environ.get("UNKILLABLE_KILLS", 2))
@@ -109,6 +117,36 @@ def kill_trainer(agent: Process) -> None:
                 os.kill(child, signal.SIGKILL)
 
 
+def same_as_planned(run: Ranks) -> None:
+    """Require that the run has each sample of an epoch once, and is another one bit for bit: one that was stopped at
+    its steps, and resumed with its numbers of ranks.
+    """
+    trained = parts(run.samples)
+    for part, following in pairwise(trained):
+        assert part.steps[-1] - following.steps[0] < EVERY, "not from memory"
+    trained = keep_last(trained)
+    samples = [
+        each for part in trained for step in part.steps for each in part.samples[step]
+    ]
+    assert len(samples) == len(set(samples)), "a sample came twice in an epoch"
+    *whole, _ = Counter(epoch for epoch, _ in samples).values()
+    # an epoch's tail is no step
+    assert whole and min(whole) > SAMPLES - 4 * RANKS
+    for part in trained:
+        planned = Ranks(run.train, run.data, "planned")
+        for rank in range(part.ranks):
+            planned.start(rank, part.ranks, stop_at=part.steps[-1])
+        codes = {process.wait() for process in planned.there.values()}
+        assert codes == {0}, [process.err for process in planned.there.values()]
+    killed_run, planned_run = run.train.cwd / run.output, run.train.cwd / "planned"
+    assert losses(killed_run) == losses(planned_run)
+    # batch norm's statistics too: rank 0's
+    one, other = (
+        torch.load(run / "last.pt")["model"] for run in (killed_run, planned_run)
+    )
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
 def test_ranks_are_killed(train: Runner, pictures: Path) -> None:
     draws = random.Random(SEED)
     killed = Ranks(train, pictures, "killed")
@@ -143,30 +181,48 @@ def test_ranks_are_killed(train: Runner, pictures: Path) -> None:
     lost = f"on {socket.gethostname()} was killed, or its host is lost"
     assert KILLS < 2 or lost in said
 
-    trained = parts(killed.samples)
-    for part, following in pairwise(trained):
-        assert part.steps[-1] - following.steps[0] < EVERY, "not from memory"
-    trained = keep_last(trained)
-    samples = [
-        each for part in trained for step in part.steps for each in part.samples[step]
-    ]
-    assert len(samples) == len(set(samples)), "a sample came twice in an epoch"
-    *whole, _ = Counter(epoch for epoch, _ in samples).values()
-    # an epoch's tail is no step
-    assert whole and min(whole) > SAMPLES - 4 * RANKS
-    for part in trained:
-        planned = Ranks(train, pictures, "planned")
-        for rank in range(part.ranks):
-            planned.start(rank, part.ranks, stop_at=part.steps[-1])
-        codes = {process.wait() for process in planned.there.values()}
-        assert codes == {0}, [process.err for process in planned.there.values()]
-    killed_run, planned_run = train.cwd / "killed", train.cwd / "planned"
-    assert losses(killed_run) == losses(planned_run)
-    # batch norm's statistics too: rank 0's
-    one, other = (
-        torch.load(run / "last.pt")["model"] for run in (killed_run, planned_run)
-    )
-    assert all(torch.equal(one[name], other[name]) for name in other)
+    same_as_planned(killed)
+
+
+def trainer_and_spare(agent: Process) -> list[int]:
+    """Return the processes that this agent has forked and not ended, the earliest first, without the store."""
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text()
+    return [pid for pid in map(int, children.split()) if os.getsid(pid) == agent.pid]
+
+
+def test_a_warm_spare_takes_the_place_of_a_trainer(
+    train: Runner, pictures: Path
+) -> None:
+    run = Ranks(train, pictures, "run")
+    began = time.time()
+    flags = f"--unkillable {EVERY} --warm-spare true"
+    for rank in range(2):
+        run.start(rank, 2, flags)
+    cold_s = run.go_on(0).began_s - began
+    first = run.there[0]
+    until(lambda: "one a rank waits" in first.err, 60, "a spare")
+    time.sleep(1.0)  # that of the other rank
+    before = [trainer_and_spare(agent) for agent in run.there.values()]
+    now = time.time()
+    os.kill(before[1][0], signal.SIGKILL)
+    warm_s = run.go_on(1).began_s - now
+    print(f"seconds to a step: {cold_s:.1f} cold, {warm_s:.1f} after a death")
+    for agent, (trainer, spare) in zip(run.there.values(), before, strict=True):
+        assert trainer_and_spare(agent)[0] == spare != trainer
+    # it waits for no import and no death that is slow to be found: 2 s where cold is 8
+    assert warm_s < max(cold_s * 0.75, 4.0)
+    first.send(signal.SIGTERM)
+    assert {process.wait() for process in run.there.values()} == {143}
+    assert first.err.count("--warm-spare: one a rank waits, with ") == 1
+    parts_s = summary(train.cwd / "run")["start_s"]
+    assert sum(parts_s.values()) < warm_s + 1.0, "the wait is no part of the start"
+    same_as_planned(run)
+
+
+def test_a_warm_spare_needs_the_flags(train: Runner, pictures: Path) -> None:
+    words = f"--data {pictures} {SMALL} --output run --warm-spare true".split()
+    said = train(*words).mistake()
+    assert said == "give --warm-spare true as a flag, with --unkillable"
 
 
 def test_an_agent_that_was_alone_is_killed_and_started_again(
