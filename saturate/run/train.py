@@ -241,8 +241,12 @@ def claim(output: Path, resume: Resume, world: ProcessWorld, stack: ExitStack) -
         resuming=resume.within(output),
         # a run that ended before its first checkpoint may be begun again
         may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
+        # that of a generation before, on a host which is cut off and hears of its end later
+        patience_s=unkillable.patience_s(),
     )
     world.first(lambda: stack.enter_context(claimed))
+    if unkillable.memory is not None and world.local_size < world.size:
+        unkillable.memory.share(output, world)
 
 
 def step_of(assembly: Assembly, world: ProcessWorld) -> Step:
