@@ -47,7 +47,7 @@ from saturate.system import exit_codes, processes
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from saturate.contracts import World
+    from saturate.engine.distributed import ProcessWorld
 
 FLAG = "--unkillable"
 SPARE = "--warm-spare true"
@@ -152,7 +152,7 @@ class Memory:
         name = self._lock.read_text()
         return Path(name) if name else None
 
-    def share(self, folder: Path, world: World) -> None:
+    def share(self, folder: Path, world: ProcessWorld) -> None:
         """Let the agents lock a file in rank 0's `folder`, where all ranks see it. All call it together."""
         path = folder.resolve() / LOCK
         # a mark that is new: a folder of another host may have the file of an earlier run

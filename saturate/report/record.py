@@ -104,7 +104,8 @@ def claimed(
 
     It is made where it is not there; if it is still empty in the end, it goes again. Rank 0 claims.
     A run that is not `resuming` from a checkpoint finds no file of another one there but what `may_hold` names.
-    Raises UserError when the folder is claimed and stays so for `patience_s`, holds another run, is no folder, or cannot be written.
+    Raises UserError when the folder is claimed for longer than `patience_s`, holds another run, is no folder, or
+    cannot be written.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     with contextlib.ExitStack() as stack:

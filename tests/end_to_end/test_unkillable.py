@@ -23,6 +23,7 @@ from tests.end_to_end.runs import (
     Process,
     Runner,
     free_port,
+    importable,
     losses,
     summary,
     until,
@@ -194,7 +195,7 @@ def test_a_warm_spare_takes_the_place_of_a_trainer(
     train: Runner, pictures: Path
 ) -> None:
     # cold: a program that nobody has begun
-    anew = replace(train, zygote=None)
+    anew = replace(train, env=importable(train.env), zygote=None)
     run = Ranks(anew, pictures, "run")
     began = time.time()
     flags = f"--unkillable {EVERY} --warm-spare true"
