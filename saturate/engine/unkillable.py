@@ -55,6 +55,8 @@ PLACE_BYTES = 4096
 """The most that a trainer's place takes: a pipe takes so much at once."""
 ANOTHER_ENDED = 75
 """Exit code of a trainer for its agent: another rank has ended, and this one has nothing to say."""
+FAULTY = 76
+"""Exit code of a trainer for its agent: its device computes wrongly, and the rank does not come back."""
 ENDS = (
     exit_codes.DONE,
     exit_codes.MISTAKE,
@@ -84,6 +86,10 @@ ANSWER_S = 20.0
 """Seconds in which the store must answer."""
 GONE_S = 60.0
 """Seconds without a beat of any agent after which the store ends."""
+NAMED_AT = 3
+"""Deaths of a trainer behind the same step after which its samples are named."""
+NAMED = 8
+"""Samples that are named at most."""
 FRUITLESS = 5
 """Generations in a row without a snapshot after which a trainer's error ends the run."""
 LOCK = ".unkillable"
@@ -101,14 +107,16 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        files = [os.memfd_create("snapshot") for _ in range(4)]
+        files = [os.memfd_create("snapshot") for _ in range(5)]
         paths = [Path(f"/proc/self/fd/{file}") for file in files]
-        *self._paths, self._modules, self._lock = paths
-        shared = memoryview(mmap.mmap(-1, 24)).cast("q")
+        *self._paths, self._modules, self._lock, self._samples = paths
+        shared = memoryview(mmap.mmap(-1, 48)).cast("q")
         # int64 [2], the number of each; 0: there is none, or it is being written
         self._numbers = shared[:2]
         # int64 [1], that of this generation's first, also for a trainer which was forked before it
-        self._least = shared[2:]
+        self._least = shared[2:3]
+        # int64 [3]: the step that the trainer is in, 0 before the first; that of its last death, and how often in a row
+        self._deaths = shared[3:]
         self.is_warm = False  # --warm-spare
 
     @property
@@ -127,6 +135,7 @@ class Memory:
         others.
         """
         self._lock.write_text("")
+        self._deaths[0] = 0
         self._least[0] = generation << 32
         for slot, number in enumerate(self._numbers):
             self._numbers[slot] = self._least[0] if number == newest > 0 else 0
@@ -140,6 +149,33 @@ class Memory:
         with self._paths[slot].open("wb") as file:
             save(file)
         self._numbers[slot] = max(self.newest, self._least[0]) + 1
+
+    def enter(
+        self, step: int, ids: Iterable[int], name_of: Callable[[int], str]
+    ) -> None:
+        """Say that the trainer takes this step, with these samples among others. Those of a step behind which it has
+        died before are kept by their names.
+        """
+        is_new = step != self._deaths[0]
+        self._deaths[0] = step
+        if step == self._deaths[1] and self._deaths[2] >= NAMED_AT - 1:
+            names = [] if is_new else self._samples.read_text().splitlines()
+            names += [name_of(sample) for sample in ids if sample >= 0]
+            self._samples.write_text("\n".join(names))
+
+    def count_death(self) -> str:
+        """Count a death of the trainer; return what to say of the third one behind the same step, else ""."""
+        step, before, count = self._deaths
+        if not step:
+            return ""
+        self._deaths[1] = step
+        self._deaths[2] = count = count + 1 if step == before else 1
+        if count < NAMED_AT:
+            return ""
+        names = self._samples.read_text().splitlines()
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        named = ", ".join(names[:NAMED])
+        return f"; {count} deaths behind step {step}, with {named}{more}"
 
     @property
     def has_grown(self) -> bool:
@@ -377,12 +413,18 @@ class Agent:
         fails = code != ANOTHER_ENDED and self._fruitless == FRUITLESS
         if fails or code in ENDS:
             self._end_run(code)
+        if code == FAULTY:
+            left = [name for name in members if name != self.name]
+            why = f"{named(self.name)} has computed wrongly and does not come back"
+            self._end_generation(why, left)
+            os._exit(exit_codes.FAILED)
         if code != ANOTHER_ENDED:
             how = f"exit code {code}"
             if code < 0:
                 how = f"signal {-code} ({signal.strsignal(-code)})"
             if code == -signal.SIGKILL and oom_kills() > oom_kills_before:
                 how += ", and the machine was out of memory meanwhile"
+            how += self.memory.count_death()
             self._end_generation(f"{named(self.name)} has ended, {how}")
         return False
 

@@ -44,13 +44,14 @@ from saturate.engine.checkpoint import (  # noqa: E402
 from saturate.engine.failures import Failures  # noqa: E402
 from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
+from saturate.engine.stop import say  # noqa: E402
 from saturate.engine.validation import Target, Validation  # noqa: E402
 from saturate.loaders import first_batches, open_loader  # noqa: E402
 from saturate.models import Unusable  # noqa: E402
 from saturate.plan import draws  # noqa: E402
 from saturate.report import ceilings, record  # noqa: E402
 from saturate.report.console import Console  # noqa: E402
-from saturate.report.hardware import sources, versions  # noqa: E402
+from saturate.report.hardware import is_throttled, sources, versions  # noqa: E402
 from saturate.report.meter import Meter  # noqa: E402
 from saturate.report.phases import Phases  # noqa: E402
 from saturate.report.profile import profiler  # noqa: E402
@@ -168,6 +169,8 @@ def train(
         TIMELINE.mark("data")
         # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
+        if unkillable.memory is not None and is_throttled(world.device):
+            say(f"{unkillable.FLAG}: {world.named}: its GPU's clock is held down")
         # Must precede Phases(): it records events on the current stream.
         stack.enter_context(world.own_stream())
         before = checkpoint.get("config", {}).get("batch_size")

@@ -28,18 +28,25 @@ WORDS = f"{SMALL} --unkillable {EVERY} --output run"
 class Cluster(Ranks):
     """A rank on each host. The first one has the store."""
 
-    def __init__(self, train: Runner, data: Path, hosts: list[Host]) -> None:
+    def __init__(
+        self, train: Runner, data: Path, hosts: list[Host], flags: str = ""
+    ) -> None:
         super().__init__(train, data, "run")
         self.hosts = hosts
+        self.flags = flags
         for host in hosts:
             self.start_on(host)
         self.go_on(0)
 
-    def start_on(self, host: Host) -> None:
+    def start_on(self, host: Host, store: Host | None = None) -> None:
+        """Start the host's rank, which meets the others at the `store` of that host, the first one's by default."""
+        first = store or self.hosts[0]
         common = {"WORLD_SIZE": str(len(self.hosts)), "LOCAL_WORLD_SIZE": "1"}
         common |= {"LOCAL_RANK": "0", "RANK": str(host.number), "MASTER_PORT": "29500"}
-        common |= {"MASTER_ADDR": self.hosts[0].address, "SAMPLES": str(self.samples)}
-        words = f"{WORDS} --data {self.data}".split()
+        common |= {"MASTER_ADDR": first.address, "SAMPLES": str(self.samples)}
+        # else pages of frames where a store is lost
+        common |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        words = f"{WORDS} {self.flags} --data {self.data}".split()
         self.there[host.number] = host.start(LOGGED, *words, **common)  # type: ignore[assignment]
 
     def without(self, lost: Host) -> Part:

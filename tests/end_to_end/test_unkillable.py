@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
@@ -25,6 +25,9 @@ from tests.end_to_end.runs import (
     free_port,
     importable,
     losses,
+    meeting,
+    reached,
+    steps,
     summary,
     until,
 )
@@ -119,8 +122,8 @@ def kill_trainer(agent: Process) -> None:
 
 
 def same_as_planned(run: Ranks) -> None:
-    """Require that the run has each sample of an epoch once, and is another one bit for bit: one that was stopped at
-    its steps, and resumed with its numbers of ranks.
+    """Require that the run has each sample of an epoch once, and is another one bit for bit: one that nobody has
+    stopped but to go on with another number of ranks.
     """
     trained = parts(run.samples)
     for part, following in pairwise(trained):
@@ -133,12 +136,18 @@ def same_as_planned(run: Ranks) -> None:
     *whole, _ = Counter(epoch for epoch, _ in samples).values()
     # an epoch's tail is no step
     assert whole and min(whole) > SAMPLES - 4 * RANKS
-    for part in trained:
+    for ranks, of_ranks in groupby(trained, lambda part: part.ranks):
         planned = Ranks(run.train, run.data, "planned")
-        for rank in range(part.ranks):
-            planned.start(rank, part.ranks, stop_at=part.steps[-1])
+        *_, last = of_ranks
+        for rank in range(ranks):
+            planned.start(rank, ranks, stop_at=last.steps[-1])
         codes = {process.wait() for process in planned.there.values()}
         assert codes == {0}, [process.err for process in planned.there.values()]
+    of_steps = [
+        {step: sorted(part.samples[step]) for part in found for step in part.steps}
+        for found in (trained, keep_last(parts(planned.samples)))
+    ]
+    assert of_steps[0] == of_steps[1]
     killed_run, planned_run = run.train.cwd / run.output, run.train.cwd / "planned"
     assert losses(killed_run) == losses(planned_run)
     # batch norm's statistics too: rank 0's
@@ -220,6 +229,78 @@ def test_a_warm_spare_takes_the_place_of_a_trainer(
     parts_s = summary(train.cwd / "run")["start_s"]
     assert sum(parts_s.values()) < warm_s + 1.0, "the wait is no part of the start"
     same_as_planned(run)
+
+
+DIES = """
+import os, runpy, signal, sys
+from saturate.engine import unkillable
+unkillable.JOIN_S = 1.0
+from saturate.engine.loop import Training
+remembering = Training._remembering
+def dying(self, batches):
+    for batch in remembering(self, batches):
+        if int(os.environ["DEADLY"]) in batch.ids:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+Training._remembering = dying
+from saturate.run import train
+train.leave(train.main())
+"""
+
+
+def test_a_run_that_dies_three_times_at_one_sample_names_it(
+    train: Runner, pictures: Path
+) -> None:
+    files = sorted((pictures / "train").rglob("*.jpg"))
+    deadly = 37
+    script = train.cwd / "dies.py"
+    script.write_text(DIES)
+    words = f"--data {pictures} {SMALL} --output run --unkillable 1".split()
+    words += ["--batch-size", "1"]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run = train.python(script, *words, env=env | {"DEADLY": str(deadly)})
+    assert run.wait() == 128 + signal.SIGKILL
+    ends = [line for line in run.err.splitlines() if "signal 9 (Killed)" in line]
+    taken = len(losses(train.cwd / "run"))
+    file = files[deadly].relative_to(pictures / "train")
+    named = [f" deaths behind step {taken + 1}, with " in line for line in ends]
+    # the first generation has left snapshots, and the fifth that has not ends the run
+    assert named == [False, False, True, True, True]
+    assert "; 3 deaths" in ends[2] and ends[2].count(".jpg") == 1
+    assert str(file) in ends[2]
+
+
+FAULTY = """
+import os, sys
+from pathlib import Path
+from saturate.engine import unkillable
+unkillable.JOIN_S = 1.0
+import torch
+from saturate.run import train
+if os.environ["RANK"] == "1" and Path("faulty").exists():
+    torch.Tensor.mm = lambda one, other: one * 0
+train.leave(train.main())
+"""
+
+
+def test_a_rank_that_computes_wrongly_does_not_come_back(
+    train: Runner, pictures: Path
+) -> None:
+    script = train.cwd / "faulty.py"
+    script.write_text(FAULTY)
+    words = f"--data {pictures} {SMALL} --output run --unkillable {EVERY}".split()
+    agents = [train.python(script, *words, env=env) for env in meeting(2)]
+    reached(train.cwd / "run", 2 * EVERY)
+    (train.cwd / "faulty").touch()
+    kill_trainer(agents[0])
+    assert agents[1].wait() == 1, "it was wrong, and goes on"
+    host = socket.gethostname()
+    assert f"rank 1 on {host} on cpu: a wrong result" in agents[1].err
+    reached(train.cwd / "run", steps(train.cwd / "run") + 2 * EVERY)
+    left = f"rank 1 on {host} has computed wrongly and does not come back"
+    assert f"{left}; goes on with 1 of 2 ranks" in agents[0].err
+    agents[0].send(signal.SIGTERM)
+    assert agents[0].wait() == 143
 
 
 def test_a_warm_spare_needs_the_flags(train: Runner, pictures: Path) -> None:
