@@ -478,11 +478,9 @@ class Agent:
         device = prepare_process()
         with_cuda = ""
         if device.type == "cuda":
-            weight = torch.ones(8, 8, 3, 3, device=device, requires_grad=True)
             images = torch.ones(8, 8, 8, 8, device=device)
-            torch.nn.functional.conv2d(images, weight).flatten(1).mm(
-                torch.ones(288, 8, device=device)
-            ).sum().backward()
+            found = torch.nn.functional.conv2d(images, images).flatten(1)
+            found.mm(found)
             torch.cuda.synchronize()
             with_cuda = " and a CUDA context"
         if self._says_memory and os.environ.get("LOCAL_RANK", "0") == "0":
