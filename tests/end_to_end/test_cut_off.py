@@ -29,9 +29,15 @@ class Cluster(Ranks):
     """A rank on each host. The first one has the store."""
 
     def __init__(
-        self, train: Runner, data: Path, hosts: list[Host], flags: str = ""
+        self,
+        train: Runner,
+        data: Path,
+        hosts: list[Host],
+        flags: str = "",
+        limit_s: float = TIMEOUT_S,
     ) -> None:
         super().__init__(train, data, "run")
+        self.limit_s = limit_s
         self.hosts = hosts
         self.flags = flags
         for host in hosts:

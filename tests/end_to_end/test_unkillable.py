@@ -20,6 +20,7 @@ import torch
 
 from tests.end_to_end.runs import (
     ROOT,
+    TIMEOUT_S,
     Process,
     Runner,
     free_port,
@@ -86,6 +87,7 @@ class Ranks:
         self.train = train
         self.data = data
         self.output = output
+        self.limit_s = TIMEOUT_S
         self.samples = train.cwd / f"{output}-samples"
         self.samples.mkdir(exist_ok=True)
         self.there: dict[int, Process] = {}
@@ -109,7 +111,7 @@ class Ranks:
             found = parts(self.samples)
             return len(found) > generations and len(found[-1].steps) > EVERY
 
-        until(goes_on, 120, "the run to go on")
+        until(goes_on, self.limit_s, "the run to go on")
         return parts(self.samples)[-1]
 
 
