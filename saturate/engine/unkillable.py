@@ -453,9 +453,8 @@ class Agent:
             try:
                 self._warm_up()
             except Exception:
-                os._exit(
-                    exit_codes.FAILED
-                )  # the trainer that is forked in its place says it
+                # the trainer that is forked in its place says it
+                os._exit(exit_codes.FAILED)
         place = json.loads(os.read(reads, PLACE_BYTES))
         os.close(reads)
         for number in SIGNALS:
