@@ -571,6 +571,10 @@ class Resume:
         memory = unkillable.memory
         if run.unkillable and not (memory and auto):
             raise UserError(f"give {unkillable.FLAG} as a flag, with --resume auto")
+        if run.warm_spare and not (memory and memory.is_warm):
+            raise UserError(
+                f"give {unkillable.SPARE} as a flag, with {unkillable.FLAG}"
+            )
         last = run.folder / "last.pt" if run.folder else None
         path = None
         if auto and last is None:

@@ -70,6 +70,8 @@ ranks that live be slow where they may: a checkpoint, a compilation, a validatio
 RANKS_A_STEP = 64
 """Ranks whose vote arrives within a step: its 126 hops take about 6 ms between hosts. More ranks vote every few
 steps, sum by a tree, and connect to those they talk to: docs/scale.md has why."""
+LOOKED_AT = 512
+"""Rows and columns of a matrix whose square shows whether a device computes."""
 FILES_A_WORKER = 4
 """Files that are open for each worker process of a loader."""
 
@@ -298,6 +300,7 @@ class ProcessWorld:
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
         # NCCL refuses two ranks on one GPU
         with_nccl = self.device.type == "cuda" and not shared_gpu
+        self._look_at(self._computes_right)
         if self.size > RANKS_A_STEP:
             # gloo connects ranks that talk to each other, and not each with all others
             os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
@@ -310,6 +313,7 @@ class ProcessWorld:
                 timeout=timedelta(seconds=self.timeout_s + MARGIN_S),
                 device_id=self.device if with_nccl else None,
             )
+            self._look_at(self._sums_right)
             yield
             # together: who has the store ends no earlier than others watch it
             self.barrier()
@@ -323,6 +327,31 @@ class ProcessWorld:
         finally:
             self._peers.end()
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
+
+    def _look_at(self, is_right: Callable[[], bool]) -> None:
+        """Leave for good where this rank is not right, before it trains with others again (--unkillable)."""
+        if unkillable.memory is None:
+            return
+        try:
+            error = "" if is_right() else "a wrong result"
+        except torch.OutOfMemoryError:  # a process that was killed has it still
+            return
+        except RuntimeError as raised:
+            if is_lost_peer(raised):
+                raise
+            error = one_line(str(raised))
+        if error:
+            say(f"{unkillable.FLAG}: {self.named} on {self.device}: {error}")
+            os._exit(unkillable.FAULTY)
+
+    def _computes_right(self) -> bool:
+        ones = torch.ones(LOOKED_AT, LOOKED_AT, device=self.device)
+        return bool((ones.mm(ones) == LOOKED_AT).all())
+
+    def _sums_right(self) -> bool:
+        total = torch.tensor([self.rank], device=self.device)
+        dist.all_reduce(total)
+        return int(total) == self.size * (self.size - 1) // 2
 
     def first(self, ask: Callable[[], Answer]) -> Answer:
         """Return on every rank what `ask` returns on rank 0, where alone it is called. It can be pickled.

@@ -27,7 +27,7 @@ from saturate.contracts import (
     counted,
     do_nothing,
 )
-from saturate.engine import schedules
+from saturate.engine import schedules, unkillable
 from saturate.engine.checkpoint import Checkpoints, Progress
 from saturate.engine.distributed import ProcessWorld, Vote, leave, leave_within
 from saturate.engine.failures import Failures, never_blank
@@ -426,6 +426,11 @@ class Training:
         """Pass batches on to the step, and remember them until it is counted."""
         for batch in batches:
             self._batches.append(batch)
+            if unkillable.memory is not None:
+                ids = batch.ids.tolist()
+                unkillable.memory.enter(
+                    self.progress.step + 1, ids, self.failures.name_of
+                )
             yield batch
 
     def _count(self, outcome: torch.Tensor, lr: float) -> None:

@@ -12,23 +12,32 @@ resumes from a snapshot as it would from last.pt.
                         last.pt.
 
 Agents agree through torch's TCPStore at MASTER_ADDR:MASTER_PORT: torchrun's, or a process that rank 0's agent
-has started and that outlives it. That one must not die.
+has started and that outlives it. Where it does not answer, the agents of the first host that is left start one there.
+
+Of agents that cannot reach each other those go on which have a strict majority of the hosts of the last
+generation, or half of them and the lock of a shared --output. The others end.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import importlib
 import json
 import mmap
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO
+from uuid import uuid4
+
+import psutil
 
 from saturate.engine import slurm
 from saturate.engine.ranks import store_listens
@@ -38,9 +47,16 @@ from saturate.system import exit_codes, processes
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from saturate.engine.distributed import ProcessWorld
+
 FLAG = "--unkillable"
+SPARE = "--warm-spare true"
+PLACE_BYTES = 4096
+"""The most that a trainer's place takes: a pipe takes so much at once."""
 ANOTHER_ENDED = 75
 """Exit code of a trainer for its agent: another rank has ended, and this one has nothing to say."""
+FAULTY = 76
+"""Exit code of a trainer for its agent: its device computes wrongly, and the rank does not come back."""
 ENDS = (
     exit_codes.DONE,
     exit_codes.MISTAKE,
@@ -53,18 +69,31 @@ to stop.
 """
 LOOK_S = 0.1
 BEAT_S = 1.0
-SILENT_S = 5.0
-"""Seconds without a beat after which an agent counts as dead."""
+SILENT_S = 3.0
+"""Seconds without a beat after which an agent counts as dead, and without an answer after which the store's host does.
+"""
 JOIN_S = 3.0
-"""Seconds that a generation waits for all ranks."""
+"""Seconds that a generation waits for agents of the one before that are not known to be lost."""
+MOVES_S = 10.0
+"""Seconds in which the next host starts a store, once that of another one is lost."""
+ALONE_S = 30.0
+"""Seconds after which agents end that have neither a majority nor the lock."""
+CLAIM_S = 120.0
+"""Seconds that a trainer waits for the lock of --output, which a host that is cut off holds: NFS takes 90."""
 FIRST_S = 600.0
 """Seconds that the first generation waits for them."""
 ANSWER_S = 20.0
 """Seconds in which the store must answer."""
 GONE_S = 60.0
 """Seconds without a beat of any agent after which the store ends."""
+NAMED_AT = 3
+"""Deaths of a trainer behind the same step after which its samples are named."""
+NAMED = 8
+"""Samples that are named at most."""
 FRUITLESS = 5
 """Generations in a row without a snapshot after which a trainer's error ends the run."""
+LOCK = ".unkillable"
+"""File in --output that agents of half of the hosts lock."""
 NOT_YET = b"-"
 """In the store in place of the run's exit code."""
 PR_SET_PDEATHSIG = 1
@@ -78,11 +107,17 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        files = [os.memfd_create("snapshot") for _ in range(2)]
-        self._paths = [Path(f"/proc/self/fd/{file}") for file in files]
+        files = [os.memfd_create("snapshot") for _ in range(5)]
+        paths = [Path(f"/proc/self/fd/{file}") for file in files]
+        *self._paths, self._modules, self._lock, self._samples = paths
+        shared = memoryview(mmap.mmap(-1, 48)).cast("q")
         # int64 [2], the number of each; 0: there is none, or it is being written
-        self._numbers = memoryview(mmap.mmap(-1, 16)).cast("q")
-        self._least = 0
+        self._numbers = shared[:2]
+        # int64 [1], that of this generation's first, also for a trainer which was forked before it
+        self._least = shared[2:3]
+        # int64 [3]: the step that the trainer is in, 0 before the first; that of its last death, and how often in a row
+        self._deaths = shared[3:]
+        self.is_warm = False  # --warm-spare
 
     @property
     def newest(self) -> int:
@@ -99,21 +134,87 @@ class Memory:
         """Make the snapshot with the number `newest`, where it is here, the first one of a generation; forget
         others.
         """
-        self._least = generation << 32
+        self._lock.write_text("")
+        self._deaths[0] = 0
+        self._least[0] = generation << 32
         for slot, number in enumerate(self._numbers):
-            self._numbers[slot] = self._least if number == newest > 0 else 0
+            self._numbers[slot] = self._least[0] if number == newest > 0 else 0
 
     def write(self, save: Callable[[BinaryIO], object]) -> None:
         """Replace the older snapshot by what `save` writes into a file."""
+        if not self.has_grown:
+            self._modules.write_text("\n".join(sys.modules))
         slot = list(self._numbers).index(min(self._numbers))
         self._numbers[slot] = 0
         with self._paths[slot].open("wb") as file:
             save(file)
-        self._numbers[slot] = max(self.newest, self._least) + 1
+        self._numbers[slot] = max(self.newest, self._least[0]) + 1
+
+    def enter(
+        self, step: int, ids: Iterable[int], name_of: Callable[[int], str]
+    ) -> None:
+        """Say that the trainer takes this step, with these samples among others. Those of a step behind which it has
+        died before are kept by their names.
+        """
+        is_new = step != self._deaths[0]
+        self._deaths[0] = step
+        if step == self._deaths[1] and self._deaths[2] >= NAMED_AT - 1:
+            names = [] if is_new else self._samples.read_text().splitlines()
+            names += [name_of(sample) for sample in ids if sample >= 0]
+            self._samples.write_text("\n".join(names))
+
+    def count_death(self) -> str:
+        """Count a death of the trainer; return what to say of the third one behind the same step, else ""."""
+        step, before, count = self._deaths
+        if not step:
+            return ""
+        self._deaths[1] = step
+        self._deaths[2] = count = count + 1 if step == before else 1
+        if count < NAMED_AT:
+            return ""
+        names = self._samples.read_text().splitlines()
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        named = ", ".join(names[:NAMED])
+        return f"; {count} deaths behind step {step}, with {named}{more}"
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether this generation has left a snapshot."""
+        return self.newest > self._least[0]
+
+    @property
+    def lock(self) -> Path | None:
+        """Return the file that agents may lock, None where this generation has none."""
+        name = self._lock.read_text()
+        return Path(name) if name else None
+
+    def share(self, folder: Path, world: ProcessWorld) -> None:
+        """Let the agents lock a file in rank 0's `folder`, where all ranks see it. All call it together."""
+        path = folder.resolve() / LOCK
+        # a mark that is new: a folder of another host may have the file of an earlier run
+        mark = world.first(lambda: uuid4().hex)
+        if world.rank == 0:
+            with suppress(OSError):
+                path.write_text(mark)
+        world.gather(None)
+        sees = False
+        with suppress(OSError):
+            sees = path.read_text() == mark
+        if all(world.gather(sees)):
+            self._lock.write_text(str(path))
+
+    def import_modules(self) -> None:
+        """Import what a trainer had imported at the first snapshot of a generation."""
+        for name in self._modules.read_text().splitlines():
+            # one that a library has made by itself; a trainer says what it lacks
+            with suppress(Exception):
+                importlib.import_module(name)
 
 
 memory: Memory | None = None
 """That of this trainer's agent; None in a run without --unkillable."""
+began_s: float | None = None
+"""When this process was told to be a trainer, in seconds of time.time; None in a run without --unkillable."""
 
 
 def begin(words: Sequence[str]) -> None:
@@ -128,6 +229,11 @@ def another_has_ended() -> None:
         os._exit(ANOTHER_ENDED)
 
 
+def patience_s() -> float:
+    """Return the seconds that a trainer waits for --output: none in the first generation, or without an agent."""
+    return CLAIM_S if memory is not None and memory.newest else 0.0
+
+
 class Agent:
     """The process that outlives a rank's trainers. It has one thread and has not started CUDA, since it forks."""
 
@@ -137,11 +243,19 @@ class Agent:
         rank = os.environ.get("RANK", "0")
         # in the order of the ranks that they were started with; a container may have one's name and number again
         self.name = f"rank {rank:>4} on {socket.gethostname()}, {time.time_ns()}"
+        # this host's as the store sees it, and that of the store
+        self._address = "", ""
         self.store = self._meet(" ".join(words) if rank == "0" else None)
         self.memory = Memory()
         self.generation = 0
         self._members: list[str] = []  # of this generation
+        self._addresses: dict[str, str] = {}  # of their hosts
+        self._lock: TextIO | None = None
         self._trainer = 0
+        # a process that waits to become the next trainer, and the pipe by which it is told its place; 0: there is none
+        self._spare = self._tells = 0
+        self.memory.is_warm = SPARE in " ".join(words).replace("=", " ").lower()
+        self._says_memory = True
         self._asked = 0  # the signal that has come
         self._fruitless = 0  # generations
         self._beaten_s = 0.0
@@ -153,13 +267,14 @@ class Agent:
         """Return in each trainer. The agent itself leaves with the exit code of the run."""
         for number in SIGNALS:
             signal.signal(number, self._pass_on)
-        try:
-            while not self._trains(self._join()):
-                self._end_generation()
-        except RuntimeError:
-            self._kill()
-            say(f"{FLAG}: the store does not answer; go on with --resume auto")
-            os._exit(exit_codes.FAILED)
+        while True:
+            try:
+                while not self._trains(self._join()):
+                    self._end_generation()
+                return
+            except RuntimeError:
+                self._kill()
+                self._move()
 
     # -- a generation ----------------------------------------------------------------------------------------
 
@@ -176,7 +291,7 @@ class Agent:
             is_late = self.store.check([key])
             if not is_late:
                 self._beat()
-                joins = json.dumps([self.name, self.memory.newest])
+                joins = json.dumps([self.name, [self.memory.newest, self._address[0]]])
                 self.store.append(f"{self.generation}/joined", f"{joins}\n")
             while not self._has_ended() and not self.store.check([key]):
                 if self._asked:
@@ -187,93 +302,195 @@ class Agent:
             if self._has_ended():
                 continue
             members: list[str]
-            members, newest = json.loads(self.store.get(key))
+            members, newest, addresses = json.loads(self.store.get(key))
             if self.name in members and not is_late:
                 self.memory.begin(self.generation, newest)
                 if before:
                     self._say_why(before, members)
-                self._members = members
+                self._members, self._addresses = members, addresses
+                if len(addresses) > 1 and self._lock is not None:
+                    # trainers have the file, too
+                    fcntl.flock(self._lock, fcntl.LOCK_UN)
+                    self._lock = None
                 return members
             # a spare; when all members have died nobody else is there to see it
             if self._beat():
-                self._look_at(members[0])
+                self._look_at(members[0], members)
             if len(members) < self.size:
-                self._end_generation(f"{named(self.name)} has come")
+                self._end_generation(
+                    f"{named(self.name)} has come", [*members, self.name], members
+                )
             time.sleep(LOOK_S)
 
     def _say_why(self, before: int, members: list[str]) -> None:
         """Say, once a host, why generation `before` has ended, and with whom it goes on."""
-        here = f" on {socket.gethostname()}, "
-        if self.name == next(name for name in members if here in name):
-            # asked so a key that is not there is ""
-            why = self.store.compare_set(f"{before}/why", "", "").decode()
+        if self._is_first_here(members):
+            why = self._ended(before)[0]
             if not why:
                 lost = [named(name) for name in self._members if name not in members]
                 why = f"{', '.join(lost) or 'a rank'} was killed, or its host is lost or cut off"
             goes_on = f"goes on with {len(members)} of {self.size} ranks"
             say(f"{FLAG}: {why}; {goes_on}")
 
+    def _is_first_here(self, names: Iterable[str]) -> bool:
+        """Whether this is the first of those agents on its host."""
+        here = host_of(self.name)
+        return self.name == next((n for n in names if host_of(n) == here), "")
+
     def _name_members(self, waited_s: float) -> None:
-        """Name the members of this generation, once all ranks have joined or had the time to; who is first is
-        right.
+        """Name the members of this generation, once all that may come have joined or had the time to; who is first is
+        right. End the run here where others may go on with it.
         """
         joined = self.store.get(f"{self.generation}/joined").splitlines()
-        newest: dict[str, int] = dict(map(json.loads, joined))
+        found: dict[str, tuple[int, str]] = dict(map(json.loads, joined))
         is_first = str(self.generation).encode() == self.store.get("first")
         most_s = FIRST_S if is_first else JOIN_S
-        if len(newest) < self.size and waited_s < most_s:
+        _, expected, members = self._ended(self.generation - 1)
+        waits = not expected or set(expected) - found.keys()
+        if len(found) < self.size and waits and waited_s < most_s:
+            return
+        before = set(map(host_of, members))
+        here = before.intersection(map(host_of, found))
+        is_half = 2 * len(here) == len(before)
+        if 2 * len(here) < len(before) or (before and is_half and not self._locks()):
+            if waited_s > ALONE_S:
+                self._end_alone(found, f"{len(here)} of {len(before)} hosts")
             return
         # spares stay outside; rank 0 gives the others its snapshot
-        members = sorted(sorted(newest)[: self.size], key=lambda name: -newest[name])
-        world = json.dumps([members, newest[members[0]]])
+        members = sorted(sorted(found)[: self.size], key=lambda name: -found[name][0])
+        addresses = {host_of(name): found[name][1] for name in members}
+        world = json.dumps([members, found[members[0]][0], addresses])
         key = f"{self.generation}/world"
         self.store.compare_set(key, "", world)
 
+    def _locks(self) -> bool:
+        """Whether this agent has the lock of --output, as none of the hosts has that are not here.
+
+        It keeps it until a generation has several hosts. False where --output is not theirs, too.
+        """
+        path = self.memory.lock
+        if self._lock is None and path is not None:
+            with suppress(OSError):
+                file = path.open()
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock = file
+        return self._lock is not None
+
+    def _end_alone(self, names: Iterable[str], left: str) -> NoReturn:
+        """End the run here: the other hosts may go on."""
+        if self._is_first_here(names):
+            lacks = "neither a majority nor the lock of a shared --output"
+            say(f"{FLAG}: {left} left, {lacks}; others may go on, else --resume auto")
+        self._end_run(exit_codes.FAILED)
+
     def _trains(self, members: list[str]) -> bool:
-        """Fork the trainer. Returns True in there; False in the agent, once the generation is over for it."""
+        """Start the trainer. Returns True in there; False in the agent, once the generation is over for it."""
         rank = members.index(self.name)
-        agent = os.getpid()
         oom_kills_before = oom_kills()
-        # a signal waits until the trainer has its own handlers: this agent's do nothing in there
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        with processes.forking():
-            self._trainer = os.fork()
-        if not self._trainer:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != agent:  # it has died meanwhile
-                os._exit(ANOTHER_ENDED)
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            global memory
-            memory = self.memory
-            # what torchrun's agent sets
-            os.environ.update(
-                RANK=str(rank),
-                WORLD_SIZE=str(len(members)),
-                TORCHELASTIC_USE_AGENT_STORE="True",
-                TORCHELASTIC_RESTART_COUNT=str(self.generation),
-            )
+        if self._spare and os.waitpid(self._spare, os.WNOHANG)[0]:  # it has died
+            os.close(self._tells)
+            self._spare = 0
+        if not self._spare and self._fork():
             return True
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if self._asked:  # just before the fork
+        # what torchrun's agent sets
+        place = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(members)),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": str(self.generation),
+            "MASTER_ADDR": os.environ.get("MASTER_ADDR", "localhost"),
+        }
+        with suppress(BrokenPipeError):  # it has died since: `_watch` finds that
+            os.write(self._tells, json.dumps(place).encode())
+        os.close(self._tells)
+        self._trainer, self._spare = self._spare, 0
+        if self._asked:  # before there was a trainer
             self._pass_on(self._asked, None)
         code = self._watch(members[(rank + 1) % len(members)])
-        self._fruitless = 0 if self.memory.newest & 0xFFFFFFFF else self._fruitless + 1
+        if code is None:
+            return True
+        self._fruitless = 0 if self.memory.has_grown else self._fruitless + 1
         fails = code != ANOTHER_ENDED and self._fruitless == FRUITLESS
         if fails or code in ENDS:
             self._end_run(code)
+        if code == FAULTY:
+            left = [name for name in members if name != self.name]
+            why = f"{named(self.name)} has computed wrongly and does not come back"
+            self._end_generation(why, left)
+            os._exit(exit_codes.FAILED)
         if code != ANOTHER_ENDED:
             how = f"exit code {code}"
             if code < 0:
                 how = f"signal {-code} ({signal.strsignal(-code)})"
             if code == -signal.SIGKILL and oom_kills() > oom_kills_before:
                 how += ", and the machine was out of memory meanwhile"
+            how += self.memory.count_death()
             self._end_generation(f"{named(self.name)} has ended, {how}")
         return False
 
-    def _watch(self, neighbour: str) -> int:
-        """Return the exit code of the trainer, ANOTHER_ENDED once the generation has ended; watch another agent."""
+    def _fork(self, *, is_warm: bool = False) -> bool:
+        """Fork the next trainer. Returns True in there, once it was told its place; False in the agent at once.
+
+        One that `is_warm` imports and computes meanwhile what trainers do.
+        """
+        agent = os.getpid()
+        reads, writes = os.pipe()
+        # a signal waits until the trainer has its own handlers: this agent's do nothing in there
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        with processes.forking():
+            pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(reads)
+            self._spare, self._tells = pid, writes
+            self._says_memory &= not is_warm
+            return False
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent:  # it has died meanwhile
+            os._exit(ANOTHER_ENDED)
+        os.close(writes)
+        if is_warm:
+            try:
+                self._warm_up()
+            except Exception:
+                # the trainer that is forked in its place says it
+                os._exit(exit_codes.FAILED)
+        place = json.loads(os.read(reads, PLACE_BYTES))
+        os.close(reads)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        global memory, began_s
+        memory = self.memory
+        began_s = time.time()
+        os.environ.update(place)
+        return True
+
+    def _warm_up(self) -> None:
+        """Do once what each trainer does before its first step: imports, and where there is a GPU CUDA's start."""
+        # they import this module
+        import torch
+
+        from saturate.engine.distributed import prepare_process
+
+        self.memory.import_modules()
+        device = prepare_process()
+        with_cuda = ""
+        if device.type == "cuda":
+            images = torch.ones(8, 8, 8, 8, device=device)
+            found = torch.nn.functional.conv2d(images, images).flatten(1)
+            found.mm(found)
+            torch.cuda.synchronize()
+            with_cuda = " and a CUDA context"
+        if self._says_memory and os.environ.get("LOCAL_RANK", "0") == "0":
+            own = psutil.Process().memory_full_info().uss >> 20
+            say(f"--warm-spare: one a rank waits, with {own} MiB of memory{with_cuda}")
+
+    def _watch(self, neighbour: str) -> int | None:
+        """Return the exit code of the trainer, ANOTHER_ENDED once the generation has ended; watch another agent.
+
+        Returns None in a spare that has become a trainer.
+        """
         self._heard = "", b""
         while not self._has_ended():
             pid, status = os.waitpid(self._trainer, os.WNOHANG)
@@ -281,7 +498,13 @@ class Agent:
                 self._trainer = 0
                 return os.waitstatus_to_exitcode(status)
             if self._beat():
-                self._look_at(neighbour)
+                self._look_at(neighbour, self._members)
+            # not before: it would take cores from the start, and no trainer has said what it imports
+            lacks_spare = (
+                self.memory.is_warm and not self._spare and self.memory.has_grown
+            )
+            if lacks_spare and self._fork(is_warm=True):
+                return None
             time.sleep(LOOK_S)
         self._kill()
         return ANOTHER_ENDED
@@ -294,11 +517,28 @@ class Agent:
             os._exit(int(code))
         return int(generation) != self.generation
 
-    def _end_generation(self, why: str = "") -> None:
-        """End this generation, unless it has ended. The first who says why is right."""
+    def _end_generation(
+        self,
+        why: str = "",
+        expected: Sequence[str] = (),
+        members: Sequence[str] = (),
+    ) -> None:
+        """End this generation of `members`, this agent's by default, unless it has ended. The first who says why is
+        right. `expected`: who joins the next one, all of these by default.
+        """
         now = self.generation
-        self.store.compare_set(f"{now}/why", "", why)
+        members = members or self._members
+        ended = json.dumps([why, expected or members, members])
+        self.store.compare_set(f"{now}/ended", "", ended)
         self.store.compare_set("generation", str(now), str(now + 1))
+
+    def _ended(self, generation: int) -> tuple[str, list[str], list[str]]:
+        """Return what `_end_generation` was given: why, who was expected then, who was in it."""
+        none = json.dumps(["", [], []])
+        why, expected, members = json.loads(
+            self.store.compare_set(f"{generation}/ended", "", none)
+        )
+        return why, expected, members
 
     def _end_run(self, code: int) -> NoReturn:
         """End the run with the exit code of a trainer, below 0 that of a signal; who was first is right."""
@@ -318,14 +558,19 @@ class Agent:
         self.store.add("beats", 1)
         return True
 
-    def _look_at(self, name: str) -> None:
-        """End the generation where the same beat of that agent has been heard for SILENT_S."""
+    def _look_at(self, name: str, members: Sequence[str]) -> None:
+        """End the generation of `members` where the same beat of that agent has been heard for SILENT_S.
+
+        Others of its host are lost, too, where that is another one.
+        """
         now = time.monotonic()
         heard = name, self.store.get(f"beat/{name}")
         if heard != self._heard:
             self._heard, self._heard_s = heard, now
         if now - self._heard_s > SILENT_S:
-            self._end_generation()
+            there = {host_of(name)} - {host_of(self.name)}
+            left = [n for n in members if n != name and host_of(n) not in there]
+            self._end_generation("", [*left, self.name], members)
 
     def _pass_on(self, number: int, _frame: object) -> None:
         self._asked = number
@@ -341,33 +586,102 @@ class Agent:
 
     def _meet(self, command: str | None) -> Any:
         """Return the store of all agents. Rank 0, which has a `command`, starts it if torchrun has not."""
-        import torch.distributed as dist
-
         address = os.environ.get("MASTER_ADDR", "localhost")
-        port = int(os.environ.get("MASTER_PORT", "29500"))
         of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         until = time.monotonic() + FIRST_S
         while time.monotonic() < until:
-            if command is not None and not of_torchrun and os.fork() == 0:
-                _serve(address, port)
-            store_listens(address, port, until)
+            serves = command is not None and not of_torchrun
             # that of an earlier run may end just now
             with suppress(RuntimeError):
-                seconds = timedelta(seconds=ANSWER_S)
-                server = dist.TCPStore(address, port, timeout=seconds)
-                store = dist.PrefixStore("unkillable", server)
+                store = self._connect(address, until, serves=serves)
                 if command is not None:
-                    _begin_run(store, command, port)
+                    _begin_run(store, command, master_port())
                 if store.check(["end"]) and store.get("end") == NOT_YET:
                     return store
             time.sleep(LOOK_S)
-        say(f"{FLAG}: rank 0, which has the store at {address}:{port}, has not come")
+        at = f"{address}:{master_port()}"
+        say(f"{FLAG}: rank 0, which has the store at {at}, has not come")
         os._exit(exit_codes.MISTAKE)
+
+    def _connect(self, address: str, until: float, *, serves: bool) -> Any:
+        """Return the store at that address, where this host `serves` it, or another one before `until`.
+
+        Raises RuntimeError, also later, where its host does not answer.
+        """
+        import torch.distributed as dist
+
+        port = master_port()
+        if serves and os.fork() == 0:
+            _serve(address, port)
+        if not store_listens(address, port, until):
+            raise RuntimeError
+        seconds = timedelta(seconds=ANSWER_S)
+        server = dist.TCPStore(address, port, timeout=seconds)
+        for name in os.listdir("/proc/self/fd"):
+            # it has other files, and sockets without ports
+            with (
+                suppress(OSError, IndexError),
+                socket.socket(fileno=os.dup(int(name))) as found,
+            ):
+                if found.getpeername()[1] == port:
+                    _give_up_early(found)
+                    ends = found.getsockname()[0], found.getpeername()[0]
+                    own, of_store = (end.removeprefix("::ffff:") for end in ends)
+                    self._address = own, of_store
+        return dist.PrefixStore("unkillable", server)
+
+    def _move(self) -> None:
+        """Meet the agents that are left at the store of another host, the first of them that has one. Leave where there
+        is none.
+        """
+        own, lost = self._address
+        left = {h: at for h, at in self._addresses.items() if at != lost}
+        for address in left.values():
+            until = time.monotonic() + MOVES_S
+            with suppress(RuntimeError):
+                store = self._connect(address, until, serves=address == own)
+                expected = [name for name in self._members if host_of(name) in left]
+                ended = json.dumps(["", expected, self._members])
+                store.compare_set(f"{self.generation}/ended", "", ended)
+                store.compare_set("first", "", NOT_YET.decode())
+                store.compare_set("end", "", NOT_YET.decode())
+                store.compare_set("generation", "", str(self.generation + 1))
+                self.store = store
+                self._beaten_s = 0.0
+                os.environ["MASTER_ADDR"] = address
+                if self._is_first_here(self._members):
+                    say(
+                        f"{FLAG}: the store at {lost} does not answer; MASTER_ADDR is {address} now"
+                    )
+                return
+        say(f"{FLAG}: the store does not answer; go on with --resume auto")
+        os._exit(exit_codes.FAILED)
+
+
+def _give_up_early(connection: socket.socket) -> None:
+    """Have what waits for the other end fail once its host has not answered for SILENT_S."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 1),  # s
+        (socket.TCP_KEEPINTVL, 1),  # s
+        (socket.TCP_USER_TIMEOUT, int(1000 * SILENT_S)),  # ms
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def master_port() -> int:
+    """Return the port at which agents and trainers meet."""
+    return int(os.environ.get("MASTER_PORT", "29500"))
 
 
 def named(agent: str) -> str:
     """Return what lines call an agent: the rank it was started as, and its host."""
     return " ".join(agent.partition(",")[0].split())
+
+
+def host_of(agent: str) -> str:
+    """Return the host in the name of an agent."""
+    return agent.partition(" on ")[2].rpartition(", ")[0]
 
 
 def oom_kills() -> int:

@@ -333,6 +333,16 @@ def cpu_seconds(cores: float) -> tuple[float, float, float, float]:
     return busy, room, stolen, total
 
 
+def is_throttled(device: torch.device) -> bool:
+    """Whether power, heat or a fault holds the GPU's clock down; False where that cannot be read."""
+    with contextlib.suppress(Exception):  # no GPU, an older one, no permission
+        import pynvml
+
+        gpu = nvml_handle(device)
+        return bool(pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu) & SLOWED)
+    return False
+
+
 def nvml_handle(device: torch.device) -> Any:
     """Return NVML's handle of the device, or None."""
     if device.type != "cuda":

@@ -94,20 +94,25 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
 
 @contextlib.contextmanager
 def claimed(
-    folder: Path, *, resuming: bool, may_hold: Sequence[str] = ()
+    folder: Path,
+    *,
+    resuming: bool,
+    may_hold: Sequence[str] = (),
+    patience_s: float = 0.0,
 ) -> Iterator[None]:
     """Hold `folder` inside, so that no other process of this machine claims it.
 
     It is made where it is not there; if it is still empty in the end, it goes again. Rank 0 claims.
     A run that is not `resuming` from a checkpoint finds no file of another one there but what `may_hold` names.
-    Raises UserError when the folder is claimed, holds another run, is no folder, or cannot be written.
+    Raises UserError when the folder is claimed for longer than `patience_s`, holds another run, is no folder, or
+    cannot be written.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     with contextlib.ExitStack() as stack:
         stack.callback(_remove_empty, made)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(folder))
+            stack.enter_context(_locked(folder, patience_s))
             _check(folder, LEFT_BY_A_RUN if resuming else may_hold)
         except OSError as error:
             raise unwritable(folder, error) from None
@@ -133,20 +138,30 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+def _flocks(descriptor: int) -> bool:
+    """Whether this process has the lock now, or there are none there."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, patience_s: float) -> Iterator[None]:
     """Hold the lock of `folder` inside; a file system without locks is taken as it is."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     _locks.add(descriptor)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"--output {folder}: another run is writing there; wait for its end, or name another folder",
-            ) from None
-        except OSError:
-            pass
+        until = time.monotonic() + patience_s
+        while not _flocks(descriptor):
+            if time.monotonic() >= until:
+                raise UserError(
+                    f"--output {folder}: another run is writing there; wait for its end, or name another folder",
+                )
+            time.sleep(0.2)
         yield
     finally:
         _locks.remove(descriptor)

@@ -44,13 +44,14 @@ from saturate.engine.checkpoint import (  # noqa: E402
 from saturate.engine.failures import Failures  # noqa: E402
 from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
+from saturate.engine.stop import say  # noqa: E402
 from saturate.engine.validation import Target, Validation  # noqa: E402
 from saturate.loaders import first_batches, open_loader  # noqa: E402
 from saturate.models import Unusable  # noqa: E402
 from saturate.plan import draws  # noqa: E402
 from saturate.report import ceilings, record  # noqa: E402
 from saturate.report.console import Console  # noqa: E402
-from saturate.report.hardware import sources, versions  # noqa: E402
+from saturate.report.hardware import is_throttled, sources, versions  # noqa: E402
 from saturate.report.meter import Meter  # noqa: E402
 from saturate.report.phases import Phases  # noqa: E402
 from saturate.report.profile import profiler  # noqa: E402
@@ -73,7 +74,7 @@ from saturate.tasks.kind import TaskKind  # noqa: E402
 
 unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
 DEVICE = prepare_process()  # before anything starts CUDA or threads
-TIMELINE = Timeline()
+TIMELINE = Timeline(unkillable.began_s)  # a spare has waited before
 preflight.imported()
 if DEVICE.type == "cuda":
     hash_ahead()
@@ -168,6 +169,8 @@ def train(
         TIMELINE.mark("data")
         # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
+        if unkillable.memory is not None and is_throttled(world.device):
+            say(f"{unkillable.FLAG}: {world.named}: its GPU's clock is held down")
         # Must precede Phases(): it records events on the current stream.
         stack.enter_context(world.own_stream())
         before = checkpoint.get("config", {}).get("batch_size")
@@ -241,8 +244,12 @@ def claim(output: Path, resume: Resume, world: ProcessWorld, stack: ExitStack) -
         resuming=resume.within(output),
         # a run that ended before its first checkpoint may be begun again
         may_hold=record.BEGUN + record.VALIDATED if resume.auto else (),
+        # that of a generation before, on a host which is cut off and hears of its end later
+        patience_s=unkillable.patience_s(),
     )
     world.first(lambda: stack.enter_context(claimed))
+    if unkillable.memory is not None and world.local_size < world.size:
+        unkillable.memory.share(output, world)
 
 
 def step_of(assembly: Assembly, world: ProcessWorld) -> Step:

@@ -87,6 +87,9 @@ class Run(Settings):
     unkillable: PositiveInt | None = None
     """Go on within seconds when ranks die: each rank has a snapshot of every N-th step in memory. Needs
     --resume auto (docs/unkillable.md)."""
+    warm_spare: bool = False
+    """With --unkillable: beside each rank a process waits which has imported all and has a CUDA context, and takes the
+    place of a trainer that dies. It costs memory (docs/unkillable.md)."""
     min_window_s: Annotated[FiniteFloat, Field(gt=0)] = 2.0
     """Shortest window of the rate, seconds."""
 

@@ -8,10 +8,12 @@ import psutil
 
 
 class Timeline:
-    """The seconds of each part of the start; a part ends at its `mark`, and the first began with the process."""
+    """The seconds of each part of the start; a part ends at its `mark`, and the first began with the process, or at
+    `began`, in seconds of time.time.
+    """
 
-    def __init__(self) -> None:
-        self._began = self._last = psutil.Process().create_time()
+    def __init__(self, began: float | None = None) -> None:
+        self._began = self._last = began or psutil.Process().create_time()
         self.seconds: dict[str, float] = {}
 
     def mark(self, part: str) -> None:

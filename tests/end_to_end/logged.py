@@ -12,10 +12,12 @@ from typing import Any
 from saturate.engine import unkillable
 
 # all agents are on this machine
-unkillable.BEAT_S, unkillable.SILENT_S, unkillable.JOIN_S = 0.3, 2.0, 1.0
+if "PATIENT" not in os.environ:
+    unkillable.BEAT_S, unkillable.SILENT_S, unkillable.JOIN_S = 0.3, 2.0, 1.0
+    unkillable.MOVES_S, unkillable.ALONE_S = 5.0, 12.0
 
-from saturate.engine.loop import Training  # noqa: E402
-from saturate.run import train  # noqa: E402  # --unkillable forks in here
+from saturate.engine.loop import Training
+from saturate.run import train  # --unkillable forks in here
 
 PLACE = "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "RANK"
 STOP_AT = int(os.environ.get("STOP_AT", -1))

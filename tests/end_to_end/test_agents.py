@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.end_to_end.runs import (
-    ROOT,
-    TIMEOUT_S,
-    Runner,
-    importable,
-    losses,
-    reached,
-)
+from tests.end_to_end.hosts import Host, network
+from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, reached
 from tests.end_to_end.test_torchrun import SMALL, ours
 
 FLAGS = f"{SMALL} --epochs 100 --val-every 0 --steps 20 --save-every-steps 2 --resume auto".split()
@@ -34,92 +25,10 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
 
-def ip(words: str) -> int:
-    return subprocess.run(["ip", *words.split()], stderr=subprocess.DEVNULL).returncode
-
-
-class Host:
-    """A network namespace."""
-
-    def __init__(self, number: int, train: Runner) -> None:
-        self.name = f"h{number}-{os.getpid()}"
-        self.link = f"veth-{number}"
-        self.address = f"10.99.0.{number + 1}"
-        self.number = number
-        self._train = train
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *words: object, **variables: str) -> subprocess.Popen[str]:
-        """Start what `python WORDS` starts on this host."""
-        # as many cores, and so threads, as each of two ranks on one host
-        cores = sorted(os.sched_getaffinity(0))
-        half = ",".join(map(str, cores[: max(1, len(cores) // 2)]))
-        named = [
-            "taskset",
-            "-c",
-            half,
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            'hostname "$0" && exec "$@"',
-        ]
-        command = ["ip", "netns", "exec", self.name, *named, self.name, sys.executable]
-        process = subprocess.Popen(
-            [*command, *map(str, words)],
-            cwd=self._train.cwd,
-            env={
-                **importable(self._train.env),
-                "GLOO_SOCKET_IFNAME": self.link,
-                **variables,
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
-
-    def agent(
-        self, first: Host, *words: object, program: str = "-m torch.distributed.run"
-    ) -> subprocess.Popen[str]:
-        """Start torchrun, or the entry point, with one rank; the rendezvous is at the `first` host."""
-        meets = f"--rdzv-backend c10d --rdzv-endpoint {first.address}:29400 --local-addr {self.address}"
-        meets += f" --rdzv-conf is_host={int(first is self)}"
-        torchrun = f"{program} --nnodes 2 --max-restarts 1 {meets}"
-        return self.start(*torchrun.split(), *words)
-
-    def processes(self) -> list[psutil.Process]:
-        listed = ["ip", "netns", "pids", self.name]
-        pids = subprocess.run(listed, capture_output=True, text=True).stdout.split()
-        return [psutil.Process(int(pid)) for pid in pids]
-
-    def rank(self) -> psutil.Process:
-        """The process of train.py that torchrun has started."""
-        (agent,) = (p for p in self.processes() if p.ppid() == os.getpid())
-        (rank,) = agent.children()
-        return rank
-
-
 @pytest.fixture
 def hosts(train: Runner) -> Iterator[list[Host]]:
-    found = [Host(number, train) for number in range(2)]
-    if ip(f"netns add {found[0].name}"):
-        pytest.skip("only root makes network namespaces, by `ip netns add`")
-    ip(f"netns add {found[1].name}")
-    names = [f"{host.link} netns {host.name}" for host in found]
-    assert not ip(f"link add {names[0]} type veth peer name {names[1]}")
-    for host in found:
-        ip(f"-n {host.name} addr add {host.address}/24 dev {host.link}")
-        for link in ("lo", host.link):
-            ip(f"-n {host.name} link set {link} up")
-    yield found
-    for host in found:
-        for process in host.processes():
-            process.kill()
-        for started in host.started:
-            started.communicate()
-        ip(f"netns del {host.name}")
+    with network(2, train) as found:
+        yield found
 
 
 def ended(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
@@ -150,7 +59,7 @@ def test_a_host_that_is_lost(train: Runner, hosts: list[Host], pictures: Path) -
     ranks = [h.start(*words, RANK=str(h.number), **common) for h in hosts]
     reached(train.cwd / "run", 4)
     began = time.monotonic()
-    ip(f"-n {hosts[1].name} link set {hosts[1].link} down")
+    hosts[1].cut()
     said = ended(ranks)
     assert time.monotonic() - began < FOUND_S
     for host, other, err, rank in zip(hosts, reversed(hosts), said, ranks, strict=True):

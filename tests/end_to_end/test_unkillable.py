@@ -12,13 +12,26 @@ import socket
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
 
-from tests.end_to_end.runs import ROOT, Process, Runner, free_port, losses, until
+from tests.end_to_end.runs import (
+    ROOT,
+    TIMEOUT_S,
+    Process,
+    Runner,
+    free_port,
+    importable,
+    losses,
+    meeting,
+    reached,
+    steps,
+    summary,
+    until,
+)
 
 SEED = 4
 KILLS = int(os.environ.get("UNKILLABLE_KILLS", 2))
@@ -74,6 +87,7 @@ class Ranks:
         self.train = train
         self.data = data
         self.output = output
+        self.limit_s = TIMEOUT_S
         self.samples = train.cwd / f"{output}-samples"
         self.samples.mkdir(exist_ok=True)
         self.there: dict[int, Process] = {}
@@ -97,7 +111,7 @@ class Ranks:
             found = parts(self.samples)
             return len(found) > generations and len(found[-1].steps) > EVERY
 
-        until(goes_on, 120, "the run to go on")
+        until(goes_on, self.limit_s, "the run to go on")
         return parts(self.samples)[-1]
 
 
@@ -107,6 +121,42 @@ def kill_trainer(agent: Process) -> None:
         with suppress(ProcessLookupError):
             if os.getsid(child) == agent.pid:  # else it is the store
                 os.kill(child, signal.SIGKILL)
+
+
+def same_as_planned(run: Ranks) -> None:
+    """Require that the run has each sample of an epoch once, and is another one bit for bit: one that nobody has
+    stopped but to go on with another number of ranks.
+    """
+    trained = parts(run.samples)
+    for part, following in pairwise(trained):
+        assert part.steps[-1] - following.steps[0] < EVERY, "not from memory"
+    trained = keep_last(trained)
+    samples = [
+        each for part in trained for step in part.steps for each in part.samples[step]
+    ]
+    assert len(samples) == len(set(samples)), "a sample came twice in an epoch"
+    *whole, _ = Counter(epoch for epoch, _ in samples).values()
+    # an epoch's tail is no step
+    assert whole and min(whole) > SAMPLES - 4 * RANKS
+    for ranks, of_ranks in groupby(trained, lambda part: part.ranks):
+        planned = Ranks(run.train, run.data, "planned")
+        *_, last = of_ranks
+        for rank in range(ranks):
+            planned.start(rank, ranks, stop_at=last.steps[-1])
+        codes = {process.wait() for process in planned.there.values()}
+        assert codes == {0}, [process.err for process in planned.there.values()]
+    of_steps = [
+        {step: sorted(part.samples[step]) for part in found for step in part.steps}
+        for found in (trained, keep_last(parts(planned.samples)))
+    ]
+    assert of_steps[0] == of_steps[1]
+    killed_run, planned_run = run.train.cwd / run.output, run.train.cwd / "planned"
+    assert losses(killed_run) == losses(planned_run)
+    # batch norm's statistics too: rank 0's
+    one, other = (
+        torch.load(run / "last.pt")["model"] for run in (killed_run, planned_run)
+    )
+    assert all(torch.equal(one[name], other[name]) for name in other)
 
 
 def test_ranks_are_killed(train: Runner, pictures: Path) -> None:
@@ -143,30 +193,122 @@ def test_ranks_are_killed(train: Runner, pictures: Path) -> None:
     lost = f"on {socket.gethostname()} was killed, or its host is lost"
     assert KILLS < 2 or lost in said
 
-    trained = parts(killed.samples)
-    for part, following in pairwise(trained):
-        assert part.steps[-1] - following.steps[0] < EVERY, "not from memory"
-    trained = keep_last(trained)
-    samples = [
-        each for part in trained for step in part.steps for each in part.samples[step]
-    ]
-    assert len(samples) == len(set(samples)), "a sample came twice in an epoch"
-    *whole, _ = Counter(epoch for epoch, _ in samples).values()
-    # an epoch's tail is no step
-    assert whole and min(whole) > SAMPLES - 4 * RANKS
-    for part in trained:
-        planned = Ranks(train, pictures, "planned")
-        for rank in range(part.ranks):
-            planned.start(rank, part.ranks, stop_at=part.steps[-1])
-        codes = {process.wait() for process in planned.there.values()}
-        assert codes == {0}, [process.err for process in planned.there.values()]
-    killed_run, planned_run = train.cwd / "killed", train.cwd / "planned"
-    assert losses(killed_run) == losses(planned_run)
-    # batch norm's statistics too: rank 0's
-    one, other = (
-        torch.load(run / "last.pt")["model"] for run in (killed_run, planned_run)
-    )
-    assert all(torch.equal(one[name], other[name]) for name in other)
+    same_as_planned(killed)
+
+
+def trainer_and_spare(agent: Process) -> list[int]:
+    """Return the processes that this agent has forked and not ended, the earliest first, without the store."""
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text()
+    return [pid for pid in map(int, children.split()) if os.getsid(pid) == agent.pid]
+
+
+def test_a_warm_spare_takes_the_place_of_a_trainer(
+    train: Runner, pictures: Path
+) -> None:
+    # cold: a program that nobody has begun
+    anew = replace(train, env=importable(train.env), zygote=None)
+    run = Ranks(anew, pictures, "run")
+    began = time.time()
+    flags = f"--unkillable {EVERY} --warm-spare true"
+    for rank in range(2):
+        run.start(rank, 2, flags)
+    cold_s = run.go_on(0).began_s - began
+    first = run.there[0]
+    until(lambda: "one a rank waits" in first.err, 60, "a spare")
+    time.sleep(1.0)  # that of the other rank
+    before = [trainer_and_spare(agent) for agent in run.there.values()]
+    now = time.time()
+    os.kill(before[1][0], signal.SIGKILL)
+    warm_s = run.go_on(1).began_s - now
+    print(f"seconds to a step: {cold_s:.1f} cold, {warm_s:.1f} after a death")
+    for agent, (trainer, spare) in zip(run.there.values(), before, strict=True):
+        assert trainer_and_spare(agent)[0] == spare != trainer
+    # 2 s where a start takes 20 to 40
+    assert warm_s < cold_s / 3
+    first.send(signal.SIGTERM)
+    assert {process.wait() for process in run.there.values()} == {143}
+    assert first.err.count("--warm-spare: one a rank waits, with ") == 1
+    parts_s = summary(train.cwd / "run")["start_s"]
+    assert sum(parts_s.values()) < warm_s + 1.0, "the wait is no part of the start"
+    same_as_planned(run)
+
+
+DIES = """
+import os, runpy, signal, sys
+from saturate.engine import unkillable
+unkillable.JOIN_S = 1.0
+from saturate.engine.loop import Training
+remembering = Training._remembering
+def dying(self, batches):
+    for batch in remembering(self, batches):
+        if int(os.environ["DEADLY"]) in batch.ids:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+Training._remembering = dying
+from saturate.run import train
+train.leave(train.main())
+"""
+
+
+def test_a_run_that_dies_three_times_at_one_sample_names_it(
+    train: Runner, pictures: Path
+) -> None:
+    files = sorted((pictures / "train").rglob("*.jpg"))
+    deadly = 37
+    script = train.cwd / "dies.py"
+    script.write_text(DIES)
+    words = f"--data {pictures} {SMALL} --output run --unkillable 1".split()
+    words += ["--batch-size", "1"]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run = train.python(script, *words, env=env | {"DEADLY": str(deadly)})
+    assert run.wait() == 128 + signal.SIGKILL
+    ends = [line for line in run.err.splitlines() if "signal 9 (Killed)" in line]
+    taken = len(losses(train.cwd / "run"))
+    file = files[deadly].relative_to(pictures / "train")
+    named = [f" deaths behind step {taken + 1}, with " in line for line in ends]
+    # the first generation has left snapshots, and the fifth that has not ends the run
+    assert named == [False, False, True, True, True]
+    assert "; 3 deaths" in ends[2] and ends[2].count(".jpg") == 1
+    assert str(file) in ends[2]
+
+
+FAULTY = """
+import os, sys
+from pathlib import Path
+from saturate.engine import unkillable
+unkillable.JOIN_S = 1.0
+import torch
+from saturate.run import train
+if os.environ["RANK"] == "1" and Path("faulty").exists():
+    torch.Tensor.mm = lambda one, other: one * 0
+train.leave(train.main())
+"""
+
+
+def test_a_rank_that_computes_wrongly_does_not_come_back(
+    train: Runner, pictures: Path
+) -> None:
+    script = train.cwd / "faulty.py"
+    script.write_text(FAULTY)
+    words = f"--data {pictures} {SMALL} --output run --unkillable {EVERY}".split()
+    agents = [train.python(script, *words, env=env) for env in meeting(2)]
+    reached(train.cwd / "run", 2 * EVERY)
+    (train.cwd / "faulty").touch()
+    kill_trainer(agents[0])
+    assert agents[1].wait() == 1, "it was wrong, and goes on"
+    host = socket.gethostname()
+    assert f"rank 1 on {host} on cpu: a wrong result" in agents[1].err
+    reached(train.cwd / "run", steps(train.cwd / "run") + 2 * EVERY)
+    left = f"rank 1 on {host} has computed wrongly and does not come back"
+    assert f"{left}; goes on with 1 of 2 ranks" in agents[0].err
+    agents[0].send(signal.SIGTERM)
+    assert agents[0].wait() == 143
+
+
+def test_a_warm_spare_needs_the_flags(train: Runner, pictures: Path) -> None:
+    words = f"--data {pictures} {SMALL} --output run --warm-spare true".split()
+    said = train(*words).mistake()
+    assert said == "give --warm-spare true as a flag, with --unkillable"
 
 
 def test_an_agent_that_was_alone_is_killed_and_started_again(

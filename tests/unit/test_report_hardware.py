@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from saturate.report import hardware
-from saturate.report.hardware import ROOMS, SECTIONS, Sampler, host_gib, sources
+from saturate.report.hardware import (
+    ROOMS,
+    SECTIONS,
+    Sampler,
+    host_gib,
+    is_throttled,
+    sources,
+)
 from tests.unit.drills import copied
 
 CPU = torch.device("cpu")
@@ -85,6 +92,18 @@ def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
     mean = (0.5, 200.0, 1740.0, 0.5)
     assert tuple(found[name] for name in SECTIONS["gpu"].values()) == mean
     assert found["device_gib"] is None
+    held = []
+    for reasons in (
+        0x1,
+        0x2,
+        0x4,
+        0x40,
+        0x100,
+    ):  # idle, asked for, power, heat, display
+        now[0] = 100, 200, 1500, reasons
+        held.append(is_throttled(torch.device("cuda:0")))
+    assert held == [False, False, True, True, False]
+    assert not is_throttled(CPU)
 
 
 SHARING = """

@@ -1,0 +1,123 @@
+"""Hosts of a test, as network namespaces of this machine with names of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from tests.end_to_end.runs import Runner, importable
+
+
+def ip(words: str) -> int:
+    return subprocess.run(["ip", *words.split()], stderr=subprocess.DEVNULL).returncode
+
+
+class Host:
+    """A network namespace."""
+
+    def __init__(self, number: int, train: Runner) -> None:
+        self.name = f"h{number}-{os.getpid()}"
+        self.link = f"veth-{number}"
+        self.address = f"10.99.0.{number + 1}"
+        self.number = number
+        self._train = train
+        self.folder = train.cwd
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: object, **variables: str) -> subprocess.Popen[str]:
+        """Start what `python WORDS` starts on this host."""
+        # as many cores, and so threads, as each of two ranks on one host
+        cores = sorted(os.sched_getaffinity(0))
+        half = ",".join(map(str, cores[: max(1, len(cores) // 2)]))
+        named = [
+            "taskset",
+            "-c",
+            half,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            'hostname "$0" && exec "$@"',
+        ]
+        command = ["ip", "netns", "exec", self.name, *named, self.name, sys.executable]
+        process = subprocess.Popen(
+            [*command, *map(str, words)],
+            cwd=self.folder,
+            env={
+                **importable(self._train.env),
+                "GLOO_SOCKET_IFNAME": self.link,
+                **variables,
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def agent(
+        self, first: Host, *words: object, program: str = "-m torch.distributed.run"
+    ) -> subprocess.Popen[str]:
+        """Start torchrun, or the entry point, with one rank; the rendezvous is at the `first` host."""
+        meets = f"--rdzv-backend c10d --rdzv-endpoint {first.address}:29400 --local-addr {self.address}"
+        meets += f" --rdzv-conf is_host={int(first is self)}"
+        torchrun = f"{program} --nnodes 2 --max-restarts 1 {meets}"
+        return self.start(*torchrun.split(), *words)
+
+    def processes(self) -> list[psutil.Process]:
+        listed = ["ip", "netns", "pids", self.name]
+        pids = subprocess.run(listed, capture_output=True, text=True).stdout.split()
+        return [psutil.Process(int(pid)) for pid in pids]
+
+    def rank(self) -> psutil.Process:
+        """The process of train.py that torchrun has started."""
+        (agent,) = (p for p in self.processes() if p.ppid() == os.getpid())
+        (rank,) = agent.children()
+        return rank
+
+    def cut(self) -> None:
+        """Take the host off the network."""
+        ip(f"-n {self.name} link set {self.link} down")
+
+    def join(self) -> None:
+        """Put it there, again too."""
+        ip(f"-n {self.name} addr replace {self.address}/24 dev {self.link}")
+        for link in ("lo", self.link):
+            ip(f"-n {self.name} link set {link} up")
+
+    def kill(self) -> None:
+        """Kill all of its processes."""
+        for process in self.processes():
+            process.kill()
+
+
+@contextmanager
+def network(count: int, train: Runner) -> Iterator[list[Host]]:
+    """So many hosts that reach each other inside, through a bridge in a namespace of its own."""
+    switch = f"switch-{os.getpid()}"
+    if ip(f"netns add {switch}"):
+        pytest.skip("only root makes network namespaces, by `ip netns add`")
+    found = [Host(number, train) for number in range(count)]
+    try:
+        assert not ip(f"-n {switch} link add bridge type bridge")
+        ip(f"-n {switch} link set bridge up")
+        for host in found:
+            ip(f"netns add {host.name}")
+            ends = f"{host.link} netns {host.name} type veth peer name {host.link}"
+            assert not ip(f"link add {ends} netns {switch}")
+            ip(f"-n {switch} link set {host.link} master bridge up")
+            host.join()
+        yield found
+    finally:
+        for host in found:
+            host.kill()
+            for started in host.started:
+                started.communicate()
+            ip(f"netns del {host.name}")
+        ip(f"netns del {switch}")
