@@ -3,7 +3,7 @@
 #   docker build -t saturate . && mkdir -p runs
 #   docker run --rm --gpus all --init --shm-size 1g --ulimit memlock=-1 --ulimit stack=67108864 \
 #     --user "$(id -u):$(id -g)" -v /path/to/imagenet:/data:ro -v "$PWD/runs:/opt/saturate/runs" \
-#     -v saturate-cache:/home/saturate/.cache saturate --nproc-per-node 1 train.py --config configs/imagenet/resnet50.yaml --data /data
+#     -v saturate-cache:/home/saturate/.cache saturate python train.py --config configs/imagenet/resnet50.yaml --data /data
 #
 # 26.09 carries torch 2.14.0a0+b2c75dd062.nv26.09, CUDA 13.4, Python 3.12 and Ubuntu 24.04, for drivers from R580 on:
 # https://docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes/rel-26-09.html

@@ -832,6 +832,7 @@ class Reporter(Protocol):
         *,
         averaged: Mapping[str, Any] | None = None,
         files: Mapping[str, bytes] | None = None,
+        images: Mapping[str, Any] | None = None,
         step: int,
         epoch: int | None,
         reader: str = "",

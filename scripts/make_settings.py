@@ -5,13 +5,18 @@ A test fails where the page is not what this program writes.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from saturate.settings.cli import described
-from saturate.settings.config import FACTS_OF, GROUPS
+import yaml
+
+from saturate.contracts import UserError
+from saturate.settings.cli import Settings, described
+from saturate.settings.config import FACTS_OF, GROUPS, flags_of
 from saturate.settings.help import OURS
 from saturate.tasks import tables
 
@@ -19,6 +24,27 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "settings.md"
 USES = 3
 """Pages and presets that are named where a flag is used."""
+OWN = {
+    "blur": "0.1",
+    "freeze": "'conv1|bn1|layer[123]'",
+    "label-separator": "','",
+    "manifest-dir": "MANIFESTS",
+    "max-pixels": "300000000",
+    "pixel-loss": "l1",
+    "save-every-minutes": "10",
+    "score-threshold": "0.3",
+    "timeout-minutes": "30",
+    "val-seed": "1",
+    "val-every": "5",
+    "vflip": "0.5",
+    "grayscale": "0.1",
+    "longer-side": "1333",
+    "keep-empty": "true",
+    "trainable-layers": "3",
+    "decode-threads": "4",
+    "sync-bn": "true",
+}
+"""Examples of flags that no page and no preset uses with a value, or with a telling one."""
 HEAD = """# Settings
 
 Every flag of `train.py`, written by `python -m scripts.make_settings`. A preset (`--config FILE`) has the same names
@@ -28,7 +54,7 @@ with underscores. `python train.py --help` shows those that most runs need, and 
 
 def page() -> str:
     """Return the text of docs/settings.md."""
-    used, elsewhere = _uses(), _elsewhere()
+    used, elsewhere, given = _uses(), _elsewhere(), _given()
     lines = [HEAD]
     for group, cls in GROUPS.items():
         about = " ".join((cls.__doc__ or "").split())
@@ -37,7 +63,17 @@ def page() -> str:
             text, default, values = described(info, tables())
             flag = name.replace("_", "-")
             shown = values.replace("|", " or ").replace("TEXT", "text")
-            facts = [f"values: {_marked(shown)}"]
+            bare = "true" in values  # --quiet
+            uses = (
+                words
+                for words in given[flag]
+                if (words or bare) and _fits(cls, name, words)
+            )
+            example = " ".join([f"--{flag}", *next(uses, [])])
+            facts = [
+                f"values: {_marked(shown)}",
+                f"example: `{example}`",
+            ]
             if default:
                 facts.append(f"default: `{default}`")
             facts += [f"{title}: {said}" for title, said in _scope(name)]
@@ -89,6 +125,42 @@ def _uses() -> dict[str, list[str]]:
         ):
             found[name.replace("_", "-")].append(f"`{path.relative_to(ROOT)}`")
     return found
+
+
+def _given() -> dict[str, list[list[str]]]:
+    """Return the values that are given to a flag: by OWN, commands of train.py, other code of pages, presets."""
+    found = defaultdict(list, {flag: [[value]] for flag, value in OWN.items()})
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    # a use ends where a line, inline code or a command does, and at a comment
+    parts = [
+        part
+        for path in pages
+        if path not in (PAGE, ROOT / "docs/map.md", ROOT / "docs/changes.md")
+        for part in re.split(
+            r"[`#|;&>\n]", path.read_text(encoding="utf-8").replace("\\\n", " ")
+        )
+    ]
+    for part in sorted(parts, key=lambda part: "train.py" not in part):
+        for use in re.split(r"(?:^|\s)--(?=[a-z])", part)[1:]:
+            flag, *words = use.split()
+            found[flag] += [words, words[:1]]
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        preset = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for name, value in preset.items() if isinstance(preset, dict) else ():
+            words = value if isinstance(value, list) else [value]
+            found[name.replace("_", "-")].append(
+                [json.dumps(word).strip('"') for word in words]
+            )
+    return found
+
+
+def _fits(cls: type[Settings], name: str, words: list[str]) -> bool:
+    """Return whether these are words that a flag takes; one without any is an example where it needs none."""
+    try:
+        cls.model_validate(flags_of([f"--{name}", *shlex.split(" ".join(words))]))
+    except (UserError, ValueError):  # of pydantic too, and of a quote left open
+        return False
+    return True
 
 
 def _marked(text: str) -> str:

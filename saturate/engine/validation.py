@@ -206,7 +206,7 @@ class Validation:
 
         Of the network and, with --ema, its average the better one counts. Its figure goes to `progress.best`.
         A network with an output that is no number is not the best. Files, such as the answers to each sample,
-        are of the weights of best.pt.
+        are of the weights of best.pt; pictures are of the better one of this pass.
         """
         settled = self._unsettled
         if settled is None:
@@ -218,12 +218,14 @@ class Validation:
         # -inf is where a run begins: there is no best.pt whose files these would replace
         if not settled.picks_best or (best is None and np.isneginf(progress.best)):
             leaves = len(results) - 1 if self.of_average else 0
+        shown = next((one for one in (leaves, of_epoch) if one is not None), 0)
         self.report.validated(
             results[0],
             averaged=results[1] if len(results) > 1 else None,
             files=results[leaves].get("extras", {}).get("files", {})
             if leaves is not None
             else {},
+            images=results[shown].get("extras", {}).get("images", {}),
             step=settled.step,
             epoch=settled.epoch,
             reader=settled.outcomes[0].reader,

@@ -95,6 +95,8 @@ def page(
         title, value = "rate", lines.get("rate", "-")
     # of the best validation without the checkpoint's path
     best, _, behind = value.partition(": ")[0].partition(" ")
+    # a narrow screen would end its line before the number
+    behind = behind.replace("epoch ", "epoch\N{NO-BREAK SPACE}")
     stages = summary.get("stages") or {}
     shares = {name: 100 * one["share"] for name, one in stages.items()}
     parts = {

@@ -371,6 +371,7 @@ class Reporter:
         *,
         averaged: Mapping[str, Any] | None = None,
         files: Mapping[str, bytes] | None = None,
+        images: Mapping[str, Any] | None = None,
         step: int,
         epoch: int | None,
         reader: str = "",
@@ -382,8 +383,9 @@ class Reporter:
         `averaged`: the figures of the weights' average, None without --ema. `epoch`: the last one that was
         trained, None when there was none. `reader`, `counts`: of its loader. `best`: network or average, where
         best.pt is one of the two from now on.
-        `files`: what is written into the run's folder; what is b"" goes there. `extras` of rank 0's result:
-        {"scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}, "learning": {name: what facts.FACTS tells}}.
+        `files`: what is written into the run's folder; what is b"" goes there. `images`: uint8 [N, H, W, 3] by tag,
+        of the better one of the two. `extras` of rank 0's result:
+        {"scalars": {tag: number}, "learning": {name: what facts.FACTS tells}}.
         """
         self._passes += 1
         of_weights = summary.figures_of(result)
@@ -400,10 +402,10 @@ class Reporter:
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
         tags = {f"val/{name}": value for name, value in self._validation.items()}
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
-        for tag, images in extras.get("images", {}).items():
-            self._board.images(tag, images, step)
+        for tag, tiles in (images or {}).items():
+            self._board.images(tag, tiles, step)
             if tag in OF_VAL_BATCH:
-                self._record.file(VAL_BATCH, drawing.encoded(images[0], "JPEG"))
+                self._record.file(VAL_BATCH, drawing.encoded(tiles[0], "JPEG"))
         line = {"epoch": epoch, **self._validation, "failed": result["failed"]}
         self._record.point("val", step, line)
         names = [figure.name for figure in self._task.figures]

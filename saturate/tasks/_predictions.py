@@ -171,7 +171,7 @@ def summed_up(found: Mapping[str, Any], classes: Sequence[str], several: bool) -
     known = answers.classes[answers.finite]
     if several:
         said = by_class(known[answers.shares[answers.finite] >= SURE], classes)
-        return said and f"at a probability of {SURE} and above: {said}"
+        return f"at a probability of {SURE} and above: {said or 'nothing'}"
     return by_class(known[:, :1].ravel(), classes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from statistics import median
 import pytest
 
 from benchmarks import chart
+from saturate.settings import config
 from scripts import make_settings
 from scripts.make_pictures import IMAGES, PICTURES, RUNS
 
@@ -92,6 +94,19 @@ def test_the_page_of_settings_has_every_flag_that_help_has() -> None:
     flags = re.findall(r"^ {2,4}(--[a-z][\w-]*)", helped, re.MULTILINE)
     assert len(flags) > 100
     assert re.findall(r"^### (.*)", page, re.MULTILINE) == flags
+    # the command line takes the examples, beside the flags that they are for
+    facts = dict(zip(flags, re.split(r"^### .*", page, flags=re.M)[1:], strict=True))
+    examples = {
+        flag: shlex.split(re.findall(r"^- example: `(.*)`$", said, re.M)[0])
+        for flag, said in facts.items()
+    }
+    for flag, words in examples.items():
+        assert words[0] == flag and (words[1:] or "true or false" in facts[flag]), flag
+        for other, value in re.findall(
+            r"^- beside: `(--\S+)`(?: `([^`]*)`)?", facts[flag], re.M
+        ):
+            words = [*words, *([other, value] if value else examples[other])]
+        config.parse(words)
     # a name of PyTorch's, by which people search
     assert "num_workers" in page.partition("### --workers\n")[2].partition("###")[0]
 
@@ -177,13 +192,8 @@ def test_the_tutorial_has_the_commands_that_its_pictures_are_of() -> None:
     ]
 
 
-def test_code_fits_a_screen() -> None:
-    """Commands of the first pages are wrapped; a browser of 1280 pixels shows some 90 columns."""
-    for page in (
-        "README.md",
-        "docs/index.md",
-        "docs/tutorial.md",
-        "docs/own-images.md",
-    ):
-        for block in re.findall(r"^```bash.*?^```", PAGES[page], re.M | re.S):
-            assert max(map(len, block.splitlines())) <= 90, block
+@pytest.mark.parametrize("page", PAGES)
+def test_code_fits_a_screen(page: str) -> None:
+    """A browser of 1280 pixels shows some 90 columns. Measured commands wrap by fits.css."""
+    for block in re.findall(r"^ *```.*?^ *```", FOLD.sub("", PAGES[page]), re.M | re.S):
+        assert max(map(len, block.splitlines())) <= 90, block

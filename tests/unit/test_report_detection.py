@@ -47,7 +47,11 @@ def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
     for step in (10, 20):
         more = extras(step // 10)
         told.reporter.validated(
-            {**result, "extras": more}, files=more["files"], step=step, epoch=step
+            {**result, "extras": more},
+            files=more["files"],
+            images=more["images"],
+            step=step,
+            epoch=step,
         )
     told.reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[2]\n", "the last one"

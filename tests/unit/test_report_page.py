@@ -54,7 +54,7 @@ def test_the_title_says_which_run_it_is_and_the_best_figure_stands_first(
     assert found.texts["title"][0] == f"resnet18 on photos · {about}"
     assert found.texts["div"][0] == f"{about} · {tmp_path}"
     # the best of all validations, not the last one, which is in the table
-    assert found.texts["b"][:2] == ["92.00%", " top-1 after epoch 7"]
+    assert found.texts["b"][:2] == ["92.00%", " top-1 after epoch\N{NO-BREAK SPACE}7"]
     tags = [tag for tag, _ in found.found]
     assert tags.index("b") < tags.index("h2") < tags.index("table")
     cpu = {"hardware": {"gpu": None, "cpu": "EPYC"}, "finished": False}

@@ -138,6 +138,9 @@ def test_what_is_predicted_is_counted_by_class() -> None:
     both = {"extras": {"answers": answers(several, torch.zeros(2).long(), binary=True)}}
     said = "at a probability of 0.5 and above: bee 2, ant 1"
     assert summed_up(both, CLASSES, several=True) == said
+    unsure = answers(-torch.ones(2, 3), torch.zeros(2).long(), binary=True)
+    none = summed_up({"extras": {"answers": unsure}}, CLASSES, several=True)
+    assert none == "at a probability of 0.5 and above: nothing"
     many = [f"{number}" for number in range(25)]
     listed = by_class(np.repeat(np.arange(25), np.arange(25, 0, -1)), many)
     assert listed.startswith("0 25, 1 24, ") and listed.endswith(
