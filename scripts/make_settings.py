@@ -34,6 +34,7 @@ OWN = {
     "save-every-minutes": "10",
     "score-threshold": "0.3",
     "timeout-minutes": "30",
+    "val-fold": "0",
     "val-seed": "1",
     "val-every": "5",
     "vflip": "0.5",
