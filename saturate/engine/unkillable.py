@@ -611,7 +611,9 @@ class Agent:
         import torch.distributed as dist
 
         port = master_port()
-        if serves and os.fork() == 0:
+        # rank 0 may be started again, and the store be on another host
+        is_there = serves and store_listens(address, port, time.monotonic() + LOOK_S)
+        if serves and not is_there and os.fork() == 0:
             _serve(address, port)
         if not store_listens(address, port, until):
             raise RuntimeError

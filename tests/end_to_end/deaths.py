@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import Counter
 from pathlib import Path
-from subprocess import PIPE, Popen, run
+from subprocess import PIPE, Popen
 from typing import Any
 
 from tests.end_to_end.hosts import Host, network
@@ -30,19 +30,9 @@ from tests.end_to_end.test_unkillable import parts, same_as_planned
 
 KINDS = {"trainer": 11, "agent": 4, "host": 3, "cut": 2}
 """What dies -> how often, of 20. `cut`: a host that is cut off, which ends by itself."""
-STORE = ":733C "
-"""MASTER_PORT 29500 in /proc/net/tcp."""
 NICE = 15
 GOES_ON_S = 900.0
 """The most that a run may take to go on, or to end, on a machine that does other things first."""
-
-
-def has_store(host: Host) -> bool:
-    """Whether a store listens on the host."""
-    tables = "/proc/net/tcp", "/proc/net/tcp6"
-    command = ["ip", "netns", "exec", host.name, "cat", *tables]
-    lines = run(command, capture_output=True, text=True).stdout.splitlines()
-    return any(STORE in line and " 0A " in line for line in lines)
 
 
 def kill_trainer(pid: int) -> None:
@@ -73,7 +63,7 @@ def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
     host.kill()  # a store of its own
     host.join()
     time.sleep(draws.random())
-    (store,) = (one for one in cluster.hosts if has_store(one))
+    (store,) = (one for one in cluster.hosts if one.has_store())
     before = len(parts(cluster.samples))
     cluster.start_on(host, store)
     cluster.go_on(before)

@@ -13,6 +13,9 @@ import pytest
 
 from tests.end_to_end.runs import Runner, importable
 
+STORE = ":733C "
+"""MASTER_PORT 29500 in /proc/net/tcp."""
+
 
 def ip(words: str) -> int:
     return subprocess.run(["ip", *words.split()], stderr=subprocess.DEVNULL).returncode
@@ -80,6 +83,13 @@ class Host:
         (agent,) = (p for p in self.processes() if p.ppid() == os.getpid())
         (rank,) = agent.children()
         return rank
+
+    def has_store(self) -> bool:
+        """Whether a store listens on the host."""
+        tables = "/proc/net/tcp", "/proc/net/tcp6"
+        command = ["ip", "netns", "exec", self.name, "cat", *tables]
+        listed = subprocess.run(command, capture_output=True, text=True).stdout
+        return any(STORE in line and " 0A " in line for line in listed.splitlines())
 
     def cut(self) -> None:
         """Take the host off the network."""
