@@ -32,6 +32,8 @@ from saturate.system.exit_codes import of_program
 BATCH = 512
 WARM_UP_S = 5.0
 """Seconds in which a loader gives batches before it waits for the others."""
+LATE_S = 120.0
+"""Seconds that a loader waits for the others."""
 QUEUED_S = 1.0
 """Seconds behind that wait which do not count: batches that were ready meanwhile cost nothing."""
 
@@ -61,7 +63,7 @@ def drain(
                         torch.cuda.current_stream().synchronize()
                     now = time.perf_counter()
                     if not has_met and now > begins:
-                        meet.wait()
+                        meet.wait(LATE_S)
                         has_met, begins = True, time.perf_counter() + QUEUED_S
                     elif has_met and now > begins:
                         images += len(batch.ids)

@@ -177,7 +177,7 @@ def open_splits(
         "read_delay_s": read_delay_s,
     }
     if settings.leave_out:
-        how["leave_out"] = leave_out.listed(settings.leave_out, root)
+        how["leave_out"] = leave_out.listed(settings.leave_out, root, console.warn)
     whole = (split == "val" and model and _is_val(settings, root, content, model)) or (
         may_be_whole and _is_whole(settings, root, content)
     )

@@ -298,6 +298,10 @@ def parted(
         raise UserError(
             f"--val-fold {fold}: --val-share {share:g} has the folds 0 to {folds - 1}"
         )
+    if fold and abs(folds * share - 1) > 0.01:
+        raise UserError(
+            f"--val-fold {fold}: folds of --val-share {share:g} leave images out; take 0.1, 0.2, 0.25 or 0.5"
+        )
     files = groups(columns, group)
     told = []
     if group is not None:

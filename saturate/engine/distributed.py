@@ -41,7 +41,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from saturate.contracts import PeerLost, UserError, one_line
-from saturate.engine import ranks, slurm, unkillable
+from saturate.engine import memory, ranks, slurm, unkillable
 from saturate.engine.ranks import RESUME, Peers, is_lost_peer
 from saturate.engine.stop import say
 from saturate.system import exit_codes, limits
@@ -330,23 +330,20 @@ class ProcessWorld:
 
     def _look_at(self, is_right: Callable[[], bool]) -> None:
         """Leave for good where this rank is not right, before it trains with others again (--unkillable)."""
-        if unkillable.memory is None:
-            return
-        try:
-            error = "" if is_right() else "a wrong result"
-        except torch.OutOfMemoryError:  # a process that was killed has it still
-            return
-        except RuntimeError as raised:
-            if is_lost_peer(raised):
-                raise
-            error = one_line(str(raised))
-        if error:
-            say(f"{unkillable.FLAG}: {self.named} on {self.device}: {error}")
+        if unkillable.memory is not None and not is_right():
+            say(f"{unkillable.FLAG}: {self.named} on {self.device}: a wrong result")
             os._exit(unkillable.FAULTY)
 
     def _computes_right(self) -> bool:
-        ones = torch.ones(LOOKED_AT, LOOKED_AT, device=self.device)
-        return bool((ones.mm(ones) == LOOKED_AT).all())
+        try:
+            ones = torch.ones(LOOKED_AT, LOOKED_AT, device=self.device)
+            return bool((ones.mm(ones) == LOOKED_AT).all())
+        except RuntimeError as error:
+            # a process that was killed may have it still
+            if memory.lack(error):
+                return True
+            say(one_line(str(error)))
+            return False
 
     def _sums_right(self) -> bool:
         total = torch.tensor([self.rank], device=self.device)

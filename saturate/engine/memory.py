@@ -15,6 +15,7 @@ GOT_NONE = {
     "can't allocate memory": "the machine has not enough memory",
     "could not create a primitive": "oneDNN got no memory",
     "_ALLOC_FAILED": "a CUDA library got no memory",
+    "CUDA error: out of memory": "the GPU has no memory left",
     "bytes on device": "DALI got no memory",
     "CUDA allocation failed": "DALI got no memory",
     "DALI ran out": "DALI got no memory",

@@ -55,6 +55,8 @@ WHY = "its own line or its host's log says why"
 GONE = (
     "Connection reset by peer",
     "Connection closed by peer",
+    "Connection refused",
+    "remote process exited",
     "Broken pipe",
     "Timed out waiting",
     "NCCL communicator was aborted",

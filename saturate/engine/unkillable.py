@@ -28,6 +28,7 @@ import mmap
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -313,7 +314,8 @@ class Agent:
                     fcntl.flock(self._lock, fcntl.LOCK_UN)
                     self._lock = None
                 return members
-            # a spare; when all members have died nobody else is there to see it
+            # a spare: it follows them to another store; when all have died nobody else is there to see it
+            self._members, self._addresses = members, addresses
             if self._beat():
                 self._look_at(members[0], members)
             if len(members) < self.size:
@@ -619,13 +621,13 @@ class Agent:
             raise RuntimeError
         seconds = timedelta(seconds=ANSWER_S)
         server = dist.TCPStore(address, port, timeout=seconds)
-        for name in os.listdir("/proc/self/fd"):
-            # it has other files, and sockets without ports
-            with (
-                suppress(OSError, IndexError),
-                socket.socket(fileno=os.dup(int(name))) as found,
-            ):
-                if found.getpeername()[1] == port:
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError, IndexError):  # that of the listing; no port
+                if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(number)) as found:
+                    if found.getpeername()[1] != port:
+                        continue
                     _give_up_early(found)
                     ends = found.getsockname()[0], found.getpeername()[0]
                     own, of_store = (end.removeprefix("::ffff:") for end in ends)

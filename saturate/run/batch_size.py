@@ -45,6 +45,10 @@ def require_gpu(settings: Resolved) -> None:
         raise UserError(
             "--batch-size auto measures a GPU's memory, and no GPU is here; name a number"
         )
+    if asked == "auto" and settings.config.run.warm_spare:
+        raise UserError(
+            "--batch-size auto leaves no memory of the GPU for --warm-spare true; name a number"
+        )
 
 
 def sized(

@@ -32,6 +32,8 @@ BLOCKS = 8
 BETWEEN_RUNS = 0.01
 """A smaller loss is none: one recipe, started again, makes another rate. Nine runs of a ResNet-50 differed by 0.5 %,
 and the windows of each by 0.3 % (H200)."""
+TOO_WIDE = 0.1
+"""Where no smaller loss than this would show, nothing is told, unless --most-loss is."""
 Z = NormalDist().inv_cdf(0.995)
 """The quantile of one-sided tests of which 0.5 % see a loss where there is none."""
 UNLIKE = ("output", "epochs", "steps", "shm_gib")
@@ -71,13 +73,13 @@ def side(found: Mapping[str, Any]) -> Side:
     workers = max(found.get("workers") or 0, 1)
     loader = {
         name: stage["ms"] / (workers if name in OF_WORKERS else 1)
-        for name, stage in found["stages"].items()
+        for name, stage in (found["stages"] or {}).items()
         if name not in WAITS
     }
     samples = found["batch_size"] * found.get("accumulate", 1)
     step = {
         name: ms / samples
-        for name, ms in found["split_ms"].items()
+        for name, ms in (found["split_ms"] or {}).items()
         if name not in NOT_OF_A_STEP
     }
     windows = {
@@ -164,6 +166,9 @@ def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
         return CANNOT_TELL, [*lines, f"cannot tell: {words}"]
     if loss > smallest:
         return DONE, [*lines, f"a loss of {loss:.1%}, which --most-loss lets pass"]
+    if not most and smallest > TOO_WIDE:
+        words = f"a loss of {smallest:.1%} alone would show, more or longer windows are needed"
+        return CANNOT_TELL, [*lines, f"cannot tell: {words}"]
     if loss > max(BETWEEN_RUNS, most):
         words = f"a loss of {loss:.1%} lies within the spreads, more or longer windows are needed"
         return CANNOT_TELL, [*lines, f"cannot tell: {words}"]

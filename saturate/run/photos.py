@@ -55,8 +55,10 @@ ALIKE = 0.9
 docs/own-images.md has what that finds."""
 STEP = 200
 """Photos a task."""
-BLOCK = 4096
+BLOCK = 1024
 """Photos that are compared with all others at once: bounds the memory."""
+NEIGHBOURS = 50
+"""The nearest of the photos behind it that a photo may be a copy of: bounds the time for many that are alike."""
 TILE = 160
 """Pixels of the longer side of a photo on the page."""
 SHOWN = 24
@@ -69,6 +71,8 @@ FLAWS = {
     "odd_aspect_ratio": "Of an odd shape",
 }
 """What cleanvision finds -> the title of its section."""
+PREDICTIONS = "val_predictions.csv"
+"""What a run leaves of its validation."""
 OF_DATA = "source classes val_share val_seed val_group val_fold leave_out manifest_dir"
 """Settings of training that say which photos there are."""
 
@@ -187,8 +191,10 @@ def near_pairs(seen: Seen) -> Array:
     signs = torch.from_numpy(seen.bits[rows]).float() * 2 - 1
     pairs = []
     for first in range(0, len(rows), BLOCK):
-        agree = signs[first : first + BLOCK] @ signs[first:].T
-        near = (agree >= signs.shape[1] - 2 * NEAR).triu(1).nonzero()
+        agree = (signs[first : first + BLOCK] @ signs[first:].T).triu(1)
+        most, at = agree.topk(min(NEIGHBOURS, agree.shape[1]))
+        row, rank = (most >= signs.shape[1] - 2 * NEAR).nonzero().T
+        near = torch.stack([row, at[row, rank]], dim=1)
         pairs += rows[near.numpy() + first].tolist()
     sure = [pair for pair in pairs if alike(*seen.grey[pair]) >= ALIKE]
     return np.array(sure, int).reshape(-1, 2)
@@ -265,7 +271,7 @@ def of_labels(photos: Photos, runs: Sequence[Path]) -> Kinds:
     import pandas
     from cleanlab.filter import find_label_issues
 
-    files = [run / "val_predictions.csv" for run in runs]
+    files = [run / PREDICTIONS for run in runs]
     read = partial(pandas.read_csv, dtype=str, keep_default_na=False)
     table = pandas.concat(map(read, files)).drop_duplicates("path").set_index("path")
     sources = [one.source for one in photos.splits]
@@ -359,10 +365,15 @@ def report(options: argparse.Namespace) -> int:
     began = time.monotonic()
     out, listed = options.out, options.out.with_suffix(".csv")
     inside = out.resolve().is_relative_to(Path(options.data).resolve())
-    if out.exists() or listed.exists() or inside:
+    if out.exists() or listed.exists() or inside or out == listed:
         raise UserError(
             f"--out {out}: it, or {listed.name}, is there already or lies inside the data; name another one"
         )
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    for run in options.run:
+        if not (run / PREDICTIONS).is_file():
+            raise UserError(f"--run {run}: it has no {PREDICTIONS}")
     console = Console()
     asked = {
         name: one for name, one in vars(options).items() if one and name in GROUP_OF

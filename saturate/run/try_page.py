@@ -1,7 +1,7 @@
 """`saturate try runs/photos/best.pt`: a page of this machine on which a photo is dropped, and answers come back.
 
-The answers are those of --predict, which makes them. Nobody but programs of this machine can ask; a photo has at most
-50 megapixels, and is not kept.
+The answers are those of --predict, which makes them. It listens on 127.0.0.1 alone and takes nothing from pages of
+other sites; a photo has at most 50 megapixels, and is not kept.
 """
 
 from __future__ import annotations
@@ -90,20 +90,33 @@ class Page(BaseHTTPRequestHandler):
         self.about = [checkpoint.name, str(checkpoint)]
         super().__init__(*of_server)
 
+    def parse_request(self) -> bool:
+        """Return whether the request is of this page: one of another site may have a name that leads here."""
+        if not super().parse_request():
+            return False
+        host = self.headers.get("Host", "")
+        own = host.partition(":")[0] in ("127.0.0.1", "localhost")
+        if own and self.headers.get("Origin", f"http://{host}") == f"http://{host}":
+            return True
+        self.send_error(403)
+        return False
+
     def do_GET(self) -> None:
         self.reply("Drop a photo on the field below, or choose one")
 
     def do_POST(self) -> None:
-        length = int(self.headers["Content-Length"] or 0)
-        if length > MOST_BYTES:
-            self.reply(f"The file has more than {MOST_BYTES // 1_000_000} MB", code=413)
+        said = self.headers.get("Content-Length", "")
+        length = int(said) if said.isdecimal() else -1
+        if not 0 <= length <= MOST_BYTES:
+            most = MOST_BYTES // 1_000_000
+            self.reply(f"A file of at most {most} MB is taken", code=413)
             return
         # of a form with one file: its head, an empty line, the bytes and the boundary
         end = f"\r\n--{self.headers.get_boundary()}--".encode()
         body = self.rfile.read(length).partition(b"\r\n\r\n")[2].rpartition(end)[0]
         try:
             shares = self.answer(body)
-        except (UserError, Rejected) as error:
+        except (UserError, Rejected, RuntimeError) as error:
             self.reply(f"The file cannot be taken: {error}", code=400)
         else:
             first = next(iter(shares))
@@ -115,9 +128,6 @@ class Page(BaseHTTPRequestHandler):
         """Send the page with the answers and the form."""
         parts = {"Answers": answers, "Photo": FORM}
         content = page.document(self.about, best, behind, parts)
-        # a page of another site may have a name that leads here
-        if self.headers["Host"].partition(":")[0] not in ("127.0.0.1", "localhost"):
-            code, content = 403, b""
         self.send_response(code)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
@@ -146,4 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--port", type=int, default=8765, help="default: 8765; 0 = a free one"
     )
     options = parser.parse_args(arguments)
+    if not 0 <= options.port < 1 << 16:
+        parser.error(f"--port {options.port}: 0 to 65535")
     return of_program("try", lambda: serve(options.checkpoint, options.port))

@@ -119,7 +119,8 @@ class Start:
         try:
             return self, opened(self.config)
         except UserError as error:
-            if self.elsewhere is None:
+            # without its list the data may still be its own
+            if self.elsewhere is None or str(error).startswith("--leave-out"):
                 raise
             own = error
         try:

@@ -99,8 +99,21 @@ def test_a_list_of_images(tmp_path: Path) -> None:
 def test_a_name_that_is_not_there(name: str, near: str, tmp_path: Path) -> None:
     root = photos(tmp_path / "photos")
     listed = write(tmp_path / "list.csv", ["cat/0.jpg", name])
+    splits, said = opened(root, val_share=0.4, leave_out=listed)
+    missing = f"{root} has no file '{name}' (did you mean {near}?)"
+    assert f"{missing}, which --leave-out {listed} names" in said
+    assert "cat/0.jpg" not in {*samples(splits["train"]), *samples(splits["val"])}
+    # a list of other photos
+    listed = write(tmp_path / "others.csv", [name, "x"])
     said = refused(lambda: opened(root, val_share=0.4, leave_out=listed))
-    assert f"has no file '{name}' (did you mean {near}?)" in said
+    assert said.startswith(f"{missing}, nor 1 more, which")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    listed = write(tmp_path / "list.csv", ["cat/0.jpg", "cat/"])
+    said = refused(lambda: opened(root, val_share=0.4, leave_out=listed))
+    assert said == f"--leave-out {listed}: 'cat/' is a folder; name files"
 
 
 def test_a_list_that_is_none(tmp_path: Path) -> None:
@@ -128,5 +141,7 @@ def test_each_image_is_in_one_fold(share: float, folds: int, tmp_path: Path) -> 
     # of 0.333 a thousandth is in none
     assert len(everything - {*validated}) <= 2 * (share == 0.333)
     assert {*validated} <= everything
+    said = refused(lambda: opened(root, val_share=0.15, val_fold=2))
+    assert "--val-fold 2: folds of --val-share 0.15 leave images out" in said
     said = refused(lambda: opened(root, val_share=share, val_fold=folds))
     assert f"--val-share {share} has the folds 0 to {folds - 1}" in said

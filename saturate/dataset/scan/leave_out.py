@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
@@ -18,10 +19,11 @@ HEADINGS = ("photo", "path")
 WHY = "named in --leave-out"
 
 
-def listed(path: Path, root: Path) -> frozenset[bytes]:
+def listed(path: Path, root: Path, warn: Callable[[str], None]) -> frozenset[bytes]:
     """Return `place` of the files that the first column of a CSV file names, below `root` or by an absolute path.
 
-    Raises UserError, also for a file that is not there.
+    A file that is not there is told: it may have been removed since. Raises UserError for a folder, and where
+    none of the files is there.
     """
     try:
         # some spreadsheets write a mark of UTF-8 before the first letter
@@ -31,18 +33,28 @@ def listed(path: Path, root: Path) -> frozenset[bytes]:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--leave-out {path}: {why}") from None
     found = set()
+    missing = []
     for number, name in enumerate(named):
         # as tables of this program write a formula, and a byte that is no UTF-8
         plain = re.sub(r"\\x([89a-f][0-9a-f])", _byte, name.removeprefix("'"))
         for spelling in (name, plain):
+            if os.path.isdir(root / spelling):
+                raise UserError(
+                    f"--leave-out {path}: '{printable(name)}' is a folder; name files"
+                )
             if os.path.lexists(root / spelling):
                 found.add(place(os.fsencode(root / spelling)))
                 break
         else:
             if number or name not in HEADINGS:
-                raise UserError(
-                    f"--leave-out {path}: {root} has no file '{printable(name)}'{_nearest(root, name)}"
-                )
+                missing.append(name)
+    if missing:
+        more = f", nor {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        name = missing[0]
+        line = f"{root} has no file '{printable(name)}'{_nearest(root, name)}{more}, which --leave-out {path} names"
+        if not found:
+            raise UserError(line)
+        warn(line)
     return frozenset(found)
 
 
