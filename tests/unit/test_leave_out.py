@@ -99,9 +99,9 @@ def test_a_list_of_images(tmp_path: Path) -> None:
 def test_a_name_that_is_not_there(name: str, near: str, tmp_path: Path) -> None:
     root = photos(tmp_path / "photos")
     listed = write(tmp_path / "list.csv", ["cat/0.jpg", name])
-    splits, said = opened(root, val_share=0.4, leave_out=listed)
+    splits, console = opened(root, val_share=0.4, leave_out=listed)
     missing = f"{root} has no file '{name}' (did you mean {near}?)"
-    assert f"{missing}, which --leave-out {listed} names" in said
+    assert f"{missing}, which --leave-out {listed} names" in console.warnings
     assert "cat/0.jpg" not in {*samples(splits["train"]), *samples(splits["val"])}
     # a list of other photos
     listed = write(tmp_path / "others.csv", [name, "x"])
