@@ -21,7 +21,7 @@ pytest.importorskip("cleanlab")
 pytest.importorskip("cleanvision")
 SMALL = (
     "--arch resnet18 --image-size 32 --batch-size 16 --workers 0 --loader torchvision "
-    "--precision fp32 --epochs 6 --lr 0.01 --ceilings false --val-share 0.5"
+    "--precision fp32 --epochs 15 --lr 0.01 --ceilings false --val-share 0.5"
 )
 
 
