@@ -29,6 +29,8 @@ HELP = {
     "why": "--samples",
     "archs": "PATTERN",
     "imagenet": "--from FOLDER",
+    "photos": "--run",
+    "try": "--port",
 }
 """Command -> what its --help names."""
 
