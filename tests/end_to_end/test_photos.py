@@ -77,7 +77,7 @@ def test_labels_that_were_changed_and_answers(train: Runner) -> None:
         for row in rows(tmp_path / "photos.csv")
         if row["why"].startswith("label")
     ]
-    # one photo in twenty was changed; how well labels are found is tested in tests/unit/test_photos.py, by networks that
+    # one photo in twenty was changed; tests/unit/test_photos.py tests how well labels are found, by networks that
     # have learnt more than these can in seconds
     right = changed.intersection(listed)
     assert len(right) >= max(2, 0.4 * len(listed)), (listed, changed)
