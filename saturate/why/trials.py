@@ -85,7 +85,7 @@ def tf32(_: Collection[Any]) -> Iterator[None]:
 
 
 TRIALS = {
-    # a ResNet-50 of 2,912 samples/s made 4,139 in the first and 4,930 in the second on an H200
+    # both, since their kernels differ: docs/planted.md
     "torch.autocast('cuda', torch.bfloat16)": Trial(
         lambda settings: _in_fp32(settings) and torch.cuda.is_bf16_supported(),
         partial(autocast, torch.bfloat16),

@@ -5,6 +5,7 @@ answers as --predict does.
 from __future__ import annotations
 
 import io
+import json
 import signal
 import urllib.error
 import urllib.request
@@ -53,6 +54,25 @@ def address(process: Process) -> str:
     return process.out.split()[0]
 
 
+def is_the_same_evaluation(train: Runner, photos: Path) -> None:
+    """Check that photos of the list may be deleted behind a training, and the list itself may not."""
+    words = (SMALL, "--data", photos, "--leave-out", "photos.csv", "--output", "left")
+    assert train(*words, "--epochs", 1).wait() == 0
+    (photos / rows(train.cwd / "photos.csv")[0]["photo"]).unlink()
+    evaluate = "--evaluate", "--data", photos, "--resume", "left/best.pt"
+    again = train(*evaluate, "--output", "again", "--workers", 0)
+    assert again.wait() == 0 and "has no file" in again.out, again.err
+    validated, evaluated = (
+        json.loads((train.cwd / folder / "summary.json").read_text())["validation"]
+        for folder in ("left", "again")
+    )
+    assert evaluated["samples"] == validated["samples"]
+    (train.cwd / "photos.csv").rename(train.cwd / "moved.csv")
+    lost = train(*evaluate, "--output", "lost", "--workers", 0)
+    assert lost.wait() == 2 and "--leave-out photos.csv" in lost.err, lost.err
+    (train.cwd / "moved.csv").rename(train.cwd / "photos.csv")
+
+
 @pytest.mark.slow
 def test_labels_that_were_changed_and_answers(train: Runner) -> None:
     tmp_path = train.cwd
@@ -77,10 +97,11 @@ def test_labels_that_were_changed_and_answers(train: Runner) -> None:
         for row in rows(tmp_path / "photos.csv")
         if row["why"].startswith("label")
     ]
-    # one photo in twenty was changed; tests/unit/test_photos.py tests how well labels are found, by networks that
-    # have learnt more than these can in seconds
+    # 9 were changed. The number of cores changes sums in their last digits, and so what is learnt: 8 of 8 that are
+    # listed are right on two cores, 6 of 6 on one
     right = changed.intersection(listed)
-    assert len(right) >= max(2, 0.4 * len(listed)), (listed, changed)
+    assert len(right) >= max(4, 0.7 * len(listed)), (listed, changed)
+    is_the_same_evaluation(train, photos)
     assert (
         "of 180 that the runs have validated" in (tmp_path / "photos.html").read_text()
     )
@@ -104,9 +125,16 @@ def test_labels_that_were_changed_and_answers(train: Runner) -> None:
     ):
         code, page = asked(url, content)
         assert code == 400 and sentence in page, sentence
-    request = urllib.request.Request(url, headers={"Host": "evil.example"})
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(request)
+    own = {"Host": url.removeprefix("http://"), "Content-Length": "-1"}
+    for headers, code in (
+        ({"Host": "evil.example"}, 403),
+        (own | {"Origin": "http://evil.example"}, 403),
+        (own | {"Origin": url}, 413),
+        (own | {"Content-Length": "many"}, 413),
+    ):
+        request = urllib.request.Request(url, b"", headers=headers)
+        with pytest.raises(urllib.error.HTTPError, match=str(code)):
+            urllib.request.urlopen(request)
     found = psutil.Process(process.pid).net_connections("inet")
     assert {one.laddr.ip for one in found if one.status == "LISTEN"} == {"127.0.0.1"}
     process.send(signal.SIGINT)

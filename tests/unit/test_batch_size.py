@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -213,6 +214,12 @@ def test_a_cpu_and_an_evaluation_refuse_it(tmp_path: Path) -> None:
     start = Start.of(parse(words), (), {}, path=None, origin="")
     settings = resolve(start, ProcessWorld(torch.device("cpu")))
     with pytest.raises(UserError, match="no GPU is here; name a number"):
+        batch_size.require_gpu(settings)
+    spare = [*words, "--unkillable", "20", "--warm-spare", "true"]
+    start = Start.of(parse(spare), (), {}, path=None, origin="")
+    settings = resolve(start, ProcessWorld(torch.device("cpu")))
+    settings = replace(settings, device=torch.device("cuda"))
+    with pytest.raises(UserError, match="leaves no memory of the GPU for --warm-spare"):
         batch_size.require_gpu(settings)
     with pytest.raises(UserError, match="--batch-size auto is for training"):
         parse(["--batch-size", "auto", "--predict", str(tmp_path)])

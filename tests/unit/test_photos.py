@@ -78,7 +78,7 @@ TWINS: dict[str, Callable[[Image.Image, np.random.Generator], Image.Image]] = {
 
 @pytest.mark.slow
 def test_twins_are_found_and_others_are_not(tmp_path: Path) -> None:
-    """Of 145 photos, 10,440 pairs, none is taken for a twin; of 200 twins 95 % of each kind are found."""
+    """None of the 10,440 pairs of 145 photos is taken for twins; 95 % of each kind of 200 twins are found."""
     root = tmp_path / "photos"
     rng = np.random.default_rng(0)
     for seed in range(145):
@@ -143,6 +143,29 @@ def test_flaws_are_those_of_cleanvision_on_whole_photos(tmp_path: Path) -> None:
         assert len(wanted) >= 20, flaw
         # a photo at the threshold may come out on its other side
         assert len(found ^ wanted) <= 0.05 * len(wanted), flaw
+
+
+def test_many_that_are_alike_are_one_group() -> None:
+    """A group of 300 alike photos has few pairs, in several blocks of rows, and 60 others are in none."""
+    rng = np.random.default_rng(0)
+    count, bits = 360, 2 * photos.HASH**2
+    seen = photos.Seen(
+        bits=rng.random((count, bits)) < 0.5,
+        grey=rng.integers(0, 256, (count, photos.GREY, photos.GREY), np.uint8),
+        flaws=np.full((count, len(photos.FLAWS)), np.nan),
+        damaged=np.full(count, "", object),
+    )
+    alike = rng.permutation(count)[:300]
+    seen.bits[alike] = seen.bits[alike[0]]
+    seen.grey[alike] = seen.grey[alike[0]]
+    pairs = photos.near_pairs(seen)
+    assert len(pairs) <= 300 * photos.NEIGHBOURS
+    group = {int(alike[0])}
+    while (
+        more := {int(one) for pair in pairs for one in pair if group & {*pair}} - group
+    ):
+        group |= more
+    assert group == {*alike.tolist()} == {*pairs.ravel().tolist()}
 
 
 def test_copies_by_where_they_lie(tmp_path: Path) -> None:
@@ -221,7 +244,7 @@ def test_names_of_strangers(tmp_path: Path) -> None:
 
 
 def test_labels_that_were_changed(tmp_path: Path) -> None:
-    """Of 1,797 digits 5 % of the labels were changed: at that depth four of five are among the first of the list."""
+    """Labels of 5 % of 1,797 digits were changed: four of five are among as many first lines of the list."""
     pytest.importorskip("cleanlab")
     from sklearn.datasets import load_digits
     from sklearn.linear_model import LogisticRegression
