@@ -1,6 +1,6 @@
 """`python -m benchmarks beside DATA LOADERS ...`: loaders beside each other on one GPU, and each alone.
 
-LOADERS is a name of --loader with its workers, or several that run at the same time: `dali-gpu:15`, or
+LOADERS is a name of `loader --loaders` with its workers, or several that run at the same time: `dali-gpu:15`, or
 `dali-gpu:4+torchvision:11`. Each has a process of its own, with batches of 512 images as training has them, and is
 drained as fast as it gives them. A line has the rate of each, counted in the same seconds.
 """
@@ -10,22 +10,14 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Sequence
-from functools import partial
+from itertools import chain, count
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-# before torch: see there
-from saturate.engine.distributed import prepare_process
-
-# isort: split
-import torch
-
-from saturate.contracts import Feed, UserError
-from saturate.dataset.open import open_split
-from saturate.loaders import open_loader
-from saturate.plan.images import ImagePlan, ImagePolicy
-from saturate.plan.targets import label_targets
+from benchmarks._loaders import Asked, opened, training_split
+from saturate.contracts import UserError
+from saturate.engine.distributed import ProcessWorld, prepare_process
 from saturate.run.program import Parser
 from saturate.system.exit_codes import of_program
 
@@ -42,35 +34,30 @@ def drain(
     name: str, workers: int, data: Path, seconds: float, meet: Barrier, rates: Any
 ) -> None:
     """Count the images a second of a loader from the moment on at which all are warm."""
-    device = prepare_process()
-    split = open_split(data / "train")
-    policy = ImagePolicy(window="random-resized", image_size=224, flip=0.5)
-    feed = Feed(
-        plan=ImagePlan(split.columns, policy, seed=0, batch_size=BATCH),
-        source=split.source,
-        columns=split.columns,
-        targets=partial(label_targets, split.columns.label),
-        device=device,
+    world = ProcessWorld(prepare_process())
+    asked = Asked(
+        medium="images",
+        batch_size=BATCH,
+        image_size=224,
         workers=workers,
+        window="random-resized",
+        flip=0.5,
     )
-    images, begins, has_met, epoch = 0, time.perf_counter() + WARM_UP_S, False, 0
+    images, begins, has_met = 0, time.perf_counter() + WARM_UP_S, False
+    split = training_split(data, asked.task)
     try:
-        with open_loader(name, feed) as loader:
-            while True:
-                for batch in loader.batches(epoch, first=0):
-                    batch.launched()
-                    if device.type == "cuda":
-                        torch.cuda.current_stream().synchronize()
-                    now = time.perf_counter()
-                    if not has_met and now > begins:
-                        meet.wait(LATE_S)
-                        has_met, begins = True, time.perf_counter() + QUEUED_S
-                    elif has_met and now > begins:
-                        images += len(batch.ids)
-                    if has_met and now > begins + seconds:
-                        rates.put((name, workers, images / (now - begins)))
-                        return
-                epoch += 1
+        with opened(asked, name, split, world) as (passes, _):
+            for delivered in chain.from_iterable(map(passes, count())):
+                world.synchronise()
+                now = time.perf_counter()
+                if not has_met and now > begins:
+                    meet.wait(LATE_S)
+                    has_met, begins = True, time.perf_counter() + QUEUED_S
+                elif has_met and now > begins:
+                    images += delivered
+                if has_met and now > begins + seconds:
+                    rates.put((name, workers, images / (now - begins)))
+                    return
     except BaseException:
         meet.abort()
         raise
@@ -104,7 +91,7 @@ def parsed(words: str) -> list[tuple[str, int]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code."""
     parser = Parser("beside", __doc__)
-    parser.add_argument("data", type=Path, help="with train/<class>/*")
+    parser.add_argument("data", type=Path, help="with train/<class>/*, or images alone")
     parser.add_argument("loaders", type=parsed, nargs="+", metavar="LOADERS")
     parser.add_argument("--seconds", type=float, default=6.0)
     options = parser.parse_args(arguments)
