@@ -1,11 +1,13 @@
 """Mutants: one token of the product is changed, and its tests run. A mutant that they all pass is a claim that none of
 them makes.
 
-    python -m benchmarks.mutants [--count 300] [--seed 0] [--only REGEX] [--alive tests|suite]
+    python -m benchmarks.mutants --cover                 the suite once: which test runs which line, and for how long
+    python -m benchmarks.mutants [--count 300] [--seed 0] [--only REGEX] [--workers 2] [--again]
 
-The tests of a file are those that name its module, and those of ALSO, the quick ones first, as many as fit LIMIT_S.
-A row each goes to mutants.jsonl, and the same command goes on from there; a mutant whose line has changed
-is tried anew. `--alive` tries those again that were alive, by their tests or by all. What runs at import stays.
+The tests of a mutant are those of tests/unit and tests/conformance that run its statement, the quick ones first, as
+many as fit LIMIT_S. A row each goes to mutants.jsonl, and the same command goes on from there; a mutant whose line has
+changed is tried anew. `--again` tries those that were alive by all tests that run them. What runs at import stays, and
+a test that fails without the mutant as well kills none.
 """
 
 from __future__ import annotations
@@ -26,17 +28,23 @@ import time
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("mutants.jsonl")
 LIMIT_S = 40.0
 """Longest that the tests of a mutant take without it."""
-HANGS_S = 3 * LIMIT_S
-"""Longest that they may take with it: then it has made something wait."""
-SUITE_S = 3600.0
+SLOWER = 4
+"""Times that with which they may take so much longer, and a start: then it has made something wait."""
+START_S = 60.0
 MUTATED = (
     "saturate/plan/*.py",
     "saturate/dataset/stores/*.py",
@@ -52,22 +60,8 @@ MUTATED = (
     "saturate/system/storage.py",
 )
 """What is mutated: files that say what is right, and not how it looks."""
-ALSO = {
-    "plan/": "unit/test_plan unit/test_plans unit/test_checks unit/test_recipes conformance/test_plans",
-    "stores/": "conformance/test_sources unit/test_arrow_source unit/test_lmdb_source unit/test_tar_source",
-    "remote|disk_cache|read_ahead|bucket|mirror": "unit/test_remote unit/test_remote_s3",
-    "scan/": "unit/test_scan unit/test_lists unit/test_own_data unit/test_classification unit/test_names",
-    "coco": "unit/test_coco_scoring unit/test_coco_scan unit/test_instances unit/test_coco_layouts",
-    "detection|coco|boxes": "unit/test_detection_task unit/test_instances unit/test_detection_run",
-    "superres|fidelity|pairs": "unit/test_superres_task unit/test_superres_data unit/test_superres_loader",
-    "video|clips": "unit/test_clips unit/test_video_task unit/test_video_scan unit/test_clip_loaders",
-    "engine/": "unit/test_checkpoint unit/test_loop unit/test_step unit/test_schedules unit/test_graphed",
-    "tasks/": "unit/test_classification unit/test_targets unit/test_fine_tuning unit/test_report_pictures",
-    "mixing": "unit/test_mixing",
-}
-"""Pattern of files -> tests that make claims about them and do not name them."""
-NO_TESTS = "code 5"
-"""What pytest ends with where a file has no tests here."""
+COVERED = ROOT / ".mutants"
+"""What --cover found: coverage's own file, and pytest's times."""
 PRELOADED = ["torch", "torchvision", "numpy", "PIL.Image", "pydantic", "yaml", "pytest"]
 """What takes seconds to import, and is none of ours: imported once, and forked for each mutant."""
 INSTEAD = {
@@ -171,22 +165,73 @@ def chosen(count: int, seed: int, only: str) -> list[Mutant]:
     return [one for one in drawn[:count] if re.search(only, one.file)]
 
 
-def tests_of(file: str) -> list[str]:
-    """Return the test files that name a module, and those of its room's name."""
-    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    room, _, name = module.rpartition(".")
-    says = re.compile(
-        rf"{re.escape(module)}\b|from {re.escape(room)} import[^\n]*\b{name}\b"
-    )
-    paths = (ROOT / "tests").glob("*/test_*.py")
-    naming = {
-        str(path.relative_to(ROOT))
-        for path in paths
-        if path.parent.name != "gpu" and says.search(path.read_text("utf-8"))
-    }
-    also = [words for where, words in ALSO.items() if re.search(where, file)]
-    named = (f"tests/{name}.py" for words in also for name in words.split())
-    return sorted(naming.union(named))
+class Covered:
+    """Which tests run a line of a file, as --cover has found."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read a folder. Raises SystemExit where --cover has not made it."""
+        if not (folder / "times.xml").exists():
+            sys.exit("mutants: run it with --cover first")
+        self._data = CoverageData(str(folder / "coverage"))
+        self._data.read()
+        self._files = {
+            path[path.rindex("/saturate/") + 1 :]: path
+            for path in self._data.measured_files()
+        }
+        self.seconds = {
+            f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(
+                case.get("time", 0)
+            )
+            for case in ElementTree.parse(folder / "times.xml").iter("testcase")
+            if not len(case)  # else it was skipped, or has failed
+        }
+
+    def tests_of(self, mutant: Mutant, tree: ast.Module) -> list[str]:
+        """Return the tests that run a mutant's statement, the quick ones first."""
+        around = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.stmt)
+            and node.lineno <= mutant.line <= (node.end_lineno or node.lineno)
+        ]
+        innermost = max(around, key=lambda node: node.lineno)
+        body = getattr(innermost, "body", None)
+        ends = body[0].lineno if body else (innermost.end_lineno or 0) + 1
+        lines = self._data.contexts_by_lineno(self._files.get(mutant.file, ""))
+        contexts = {
+            context
+            for line in range(innermost.lineno, ends)
+            for context in lines.get(line, [])
+        }
+        found = {context.rpartition("|")[0] for context in contexts}
+        # what a fixture made is looked at by all tests of a file
+        shared = {
+            context.partition("::")[0]
+            for context in contexts
+            if context.endswith("|setup")
+        }
+        found |= {test for test in self.seconds if test.partition("::")[0] in shared}
+        return sorted(found & {*self.seconds}, key=self.seconds.__getitem__)
+
+    def within(self, tests: Sequence[str], limit_s: float) -> list[str]:
+        """Return the first ones, as many as take no longer."""
+        total = accumulate(self.seconds[test] for test in tests)
+        return [
+            test
+            for test, until_s in zip(tests, total, strict=True)
+            if until_s < limit_s
+        ]
+
+
+def cover(tree: Path) -> None:
+    """Run the tests once in a tree, and keep which of them runs which line."""
+    COVERED.mkdir(exist_ok=True)
+    settings = COVERED / "settings"
+    settings.write_text(f"[run]\nsource = saturate\ndata_file = {COVERED}/coverage\n")
+    words = ["--cov=saturate", "--cov-context=test", f"--cov-config={settings}"]
+    words += ["--cov-report=", f"--junitxml={COVERED}/times.xml", "-q", "-n", "2"]
+    tests = ["tests/unit", "tests/conformance"]
+    subprocess.run([sys.executable, "-m", "pytest", *words, *tests], cwd=tree)
 
 
 # --- a run of tests, in a process that is forked -------------------------------------------------------------------
@@ -245,26 +290,6 @@ def run_tests(tree: Path, words: Sequence[str], limit_s: float) -> str:
         process.join()
 
 
-def quick_tests(tree: Path, file: str, seconds: dict[str, float]) -> list[str]:
-    """Return the tests of a file that pass without a change and fit into the limit, the quick ones first."""
-    words = tests_of(file)
-    for name in words:
-        if name not in seconds:
-            began = time.monotonic()
-            failed = run_tests(tree, [name], SUITE_S).replace(NO_TESTS, "")
-            seconds[name] = time.monotonic() - began
-            if failed:
-                print(f"mutants: {failed} fails without a change", flush=True)
-                seconds[name] = LIMIT_S
-            _keep({"test": name, "seconds": round(seconds[name], 1)})
-    fitting, total = [], 0.0
-    for name in sorted(words, key=seconds.__getitem__):
-        total += seconds[name]
-        if total < LIMIT_S:
-            fitting.append(name)
-    return fitting
-
-
 def _keep(row: dict[str, Any]) -> None:
     with RESULTS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
@@ -301,49 +326,80 @@ def report(rows: Iterable[dict[str, Any]]) -> None:
             print(f"alive: {where}: {row['was']} -> {row['now']}: {row['text']}")
 
 
+@contextmanager
+def worktree() -> Iterator[Path]:
+    """Make a worktree of what is committed, and remove it."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        subprocess.run([*git, "add", "-q", "--detach", str(tree)], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--cover", action="store_true", help="run the suite once")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="pattern of the files")
-    parser.add_argument(
-        "--alive", choices=("tests", "suite"), help="try what was alive again"
-    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="those that were alive")
     asked = parser.parse_args()
+    if asked.cover:
+        with worktree() as tree:
+            cover(tree)
+        return
+    covered = Covered(COVERED)
     rows: dict[str, dict[str, Any]] = {}
-    seconds: dict[str, float] = {}
-    if RESULTS.exists():
-        for line in RESULTS.read_text("utf-8").splitlines():
-            row = json.loads(line)
-            if "test" in row:
-                seconds[row["test"]] = row["seconds"]
-            else:
-                rows[row["key"]] = row
+    for line in RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() else ():
+        row = json.loads(line)
+        rows[row["key"]] = row
     wanted = chosen(asked.count, asked.seed, asked.only)
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder, "tree")
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "-q", "--detach", str(tree)], check=True)
+    trees: SimpleQueue[Path] = SimpleQueue()
+    innocent: dict[tuple[str, ...], bool] = {}
+
+    def work(mutant: Mutant) -> None:
+        tree = trees.get()
         try:
-            # one file after another: its tests are known then
-            for mutant in sorted(wanted):
-                row = rows.get(mutant.key, {})
-                if row and (row["killed"] or not asked.alive):
-                    continue
-                by_all = bool(row) and asked.alive == "suite"
-                began = time.monotonic()
-                words = ["tests"] if by_all else quick_tests(tree, mutant.file, seconds)
-                limit_s = SUITE_S if by_all else HANGS_S
-                killed = tried(tree, mutant, words, limit_s) if words else ""
-                row = mutant._asdict() | {"key": mutant.key, "killed": killed}
-                row["seconds"] = round(time.monotonic() - began, 1)
-                rows[mutant.key] = row
-                _keep(row)
-                where = f"{mutant.file}:{mutant.line} {mutant.was} -> {mutant.now}"
-                print(f"{where}: {killed or 'alive'}", flush=True)
+            began = time.monotonic()
+            parsed = ast.parse((tree / mutant.file).read_text("utf-8"))
+            words = covered.tests_of(mutant, parsed)
+            if not asked.again:
+                words = covered.within(words, LIMIT_S)
+            limit_s = START_S + SLOWER * sum(covered.seconds[word] for word in words)
+            killed = tried(tree, mutant, words, limit_s) if words else ""
+            if killed:
+                # by one test, or by all of them where none is named
+                blamed = (killed,) if "::" in killed else tuple(words)
+                if blamed not in innocent:
+                    innocent[blamed] = not run_tests(tree, blamed, limit_s)
+                if not innocent[blamed]:
+                    print(f"mutants: {killed} fails without a change", flush=True)
+                    return
         finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-    report([rows[one.key] for one in wanted])
+            trees.put(tree)
+        row = mutant._asdict() | {"key": mutant.key, "killed": killed}
+        row |= {"tests": len(words), "seconds": round(time.monotonic() - began, 1)}
+        rows[mutant.key] = row
+        _keep(row)
+        where = f"{mutant.file}:{mutant.line} {mutant.was} -> {mutant.now}"
+        print(f"{where}: {killed or 'alive'}", flush=True)
+
+    todo = [
+        mutant
+        for mutant in wanted
+        if not (row := rows.get(mutant.key)) or (asked.again and not row["killed"])
+    ]
+    with ExitStack() as stack:
+        for _ in range(asked.workers):
+            trees.put(stack.enter_context(worktree()))
+        pool = stack.enter_context(ThreadPoolExecutor(asked.workers))
+        for done in [pool.submit(work, mutant) for mutant in todo]:
+            done.result()
+    report([rows[one.key] for one in wanted if one.key in rows])
 
 
 if __name__ == "__main__":

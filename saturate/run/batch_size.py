@@ -148,8 +148,8 @@ def _tried(
             raise UserError(
                 "--batch-size auto is for batches of one shape, and of these the largest may come late; name a number"
             )
-        # as the run does: a search for kernels takes memory
-        torch.backends.cudnn.benchmark = True
+        # cuDNN's search for kernels takes 5 to 25 s a size; the run has those that are tried here
+        torch.backends.cudnn.benchmark = False
         step = make_step(assembly, world)
         stack.callback(step.forget)
         graphs = graphed.prepare(

@@ -177,8 +177,11 @@ def train(
         sized = partial(batch_size.sized, before=before, make_step=step_of)
         settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
-        # cuDNN's search begins anew with each shape
-        torch.backends.cudnn.benchmark = not assembly.plan.batches.varies
+        # cuDNN's search begins anew with each shape, and may choose kernels that take more memory than those tried
+        is_tried = start.config.loading.batch_size == "auto"
+        torch.backends.cudnn.benchmark = not (
+            assembly.plan.batches.varies or is_tried
+        )
         step = step_of(assembly, world)
         # before Reporter cuts the run's files
         set_later_aside(output, resume, world)
