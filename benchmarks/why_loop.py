@@ -144,6 +144,8 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
         net = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
+    in_half = on_gpu and bool(asked["amp"])
+    scaler = torch.amp.GradScaler(enabled=in_half)
     loader = loader_of(folder, asked)
     held_out = loader_of(folder, {**asked, "samples": 4 * asked["batch"]})
     if asked["traceml"]:
@@ -160,15 +162,11 @@ def main() -> None:
                 y = labels.to(device, non_blocking=bool(asked["pin"]))
                 if asked["channels_last"]:
                     x = x.contiguous(memory_format=torch.channels_last)
-                half = (
-                    torch.autocast("cuda", torch.float16)
-                    if on_gpu and asked["amp"]
-                    else None
-                )
-                with half or contextlib.nullcontext():
+                with torch.autocast("cuda", torch.float16, enabled=in_half):
                     loss = nn.functional.cross_entropy(net(x), y)
-                loss.backward()
-                optimizer.step()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
                 optimizer.zero_grad()
                 for _ in range(asked["item"]):
                     loss.item()
