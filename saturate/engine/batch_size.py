@@ -19,6 +19,8 @@ FASTEST = 8
 """No trial has more than so many times the batch of one that has fitted: kernels are chosen anew for each."""
 AIM = 0.985
 """Share of the predicted largest batch that is tried: the prediction is good to about a hundredth."""
+LESS = 0.02
+"""Share by which the next is smaller where that did not fit, then twice as much: DALI takes memory in large pieces."""
 GRIDS = (8, 4, 2, 1)
 """A batch of 64 times such a number, or more, is a multiple of it, as tensor cores take them."""
 
@@ -32,13 +34,14 @@ def largest(taken: Callable[[int], int | None], *, room: int, most: int) -> int:
     """
     fitted: dict[int, int] = {}
     fails = most + 1  # or more than is wanted
+    in_row = 0  # trials that did not fit, since one did
     batch = min(FIRST, most)
     while True:
         used = taken(batch)
         if used is None:
-            fails = batch
+            fails, in_row = batch, in_row + 1
         else:
-            fitted[batch] = used
+            fitted[batch], in_row = used, 0
         if fails == 1:
             raise UserError(
                 "--batch-size auto: not even one sample fits; a smaller network, --image-size or "
@@ -52,7 +55,7 @@ def largest(taken: Callable[[int], int | None], *, room: int, most: int) -> int:
         # the next larger one that could be tried
         if fits >= CLOSE * near or _gridded(fails - 1) <= fits:
             return fits
-        batch = _next(fitted, fails, limit, unbounded=fails > most)
+        batch = _next(fitted, fails, limit, in_row, unbounded=fails > most)
 
 
 def _predicted(fitted: dict[int, int], room: int) -> float | None:
@@ -69,7 +72,12 @@ def _predicted(fitted: dict[int, int], room: int) -> float | None:
 
 
 def _next(
-    fitted: dict[int, int], fails: int, limit: float | None, *, unbounded: bool
+    fitted: dict[int, int],
+    fails: int,
+    limit: float | None,
+    in_row: int,
+    *,
+    unbounded: bool,
 ) -> int:
     """Return the batch to try, above the largest that `fitted` and below one that `fails`."""
     fits = max(fitted, default=0)
@@ -79,6 +87,8 @@ def _next(
         # the least that says whether the batch before is close to the largest
         least = int(fits / CLOSE) + _grid(fits)
         guess = min(max(guess, least), FASTEST * fits)
+    elif in_row and limit is not None:
+        guess = max(int(fails * (1 - LESS * 2 ** (in_row - 1))), middle)
     elif not fits / CLOSE < guess < fails:
         guess = middle
     return min(max(_gridded(guess), fits + 1), fails - 1)

@@ -179,9 +179,7 @@ def train(
         assembly = build.build(settings, splits, world, console, resume=resume)
         # cuDNN's search begins anew with each shape, and may choose kernels that take more memory than those tried
         is_tried = start.config.loading.batch_size == "auto"
-        torch.backends.cudnn.benchmark = not (
-            assembly.plan.batches.varies or is_tried
-        )
+        torch.backends.cudnn.benchmark = not (assembly.plan.batches.varies or is_tried)
         step = step_of(assembly, world)
         # before Reporter cuts the run's files
         set_later_aside(output, resume, world)
