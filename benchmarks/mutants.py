@@ -102,6 +102,9 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
             is_whole = token.string.isdecimal()
             now = f"{int(token.string) + 1}" if is_whole else f"(1 + {token.string})"
         line, column = token.start
+        # zip's strict is a check of what cannot be: no right program comes there
+        if re.search(r"\bstrict=$", token.line[:column]):
+            continue
         # two words are one operator: "not in", and "is not"
         is_half = re.search(r"not $", token.line[:column]) or re.match(
             "is not", token.line[column:]
@@ -198,11 +201,10 @@ class Covered:
         body = getattr(innermost, "body", None)
         ends = body[0].lineno if body else (innermost.end_lineno or 0) + 1
         lines = self._data.contexts_by_lineno(self._files.get(mutant.file, ""))
-        contexts = {
-            context
-            for line in range(innermost.lineno, ends)
-            for context in lines.get(line, [])
-        }
+        own = {line: lines.get(line, []) for line in range(innermost.lineno, ends)}
+        # a process of their own runs it: what the tests of the file look at
+        seen = own if any(own.values()) else lines
+        contexts = {context for each in seen.values() for context in each}
         found = {context.rpartition("|")[0] for context in contexts}
         # what a fixture made is looked at by all tests of a file
         shared = {
