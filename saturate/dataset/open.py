@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
 
 import numpy as np
 
@@ -37,6 +37,10 @@ from saturate.dataset.stores.read_ahead import read_ahead, told_of_latency, told
 from saturate.dataset.synthetic import synthetic
 from saturate.system.resources import memory_bytes
 
+if TYPE_CHECKING:
+    # a loop of one's own has settings of its own
+    from saturate.settings.data import Data
+
 Content = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
 SPLITS = ("train", "val")
@@ -62,7 +66,7 @@ def cache_folder(chosen: Path | None) -> Path:
     )
 
 
-def are_files(settings: DataSettings, content: Content) -> bool:
+def are_files(settings: Data, content: Content) -> bool:
     """Whether each sample of both splits will be a file of its own: what --loader auto depends on.
 
     Looks at names alone, of what would be opened: anything else below --data does not matter. What cannot be
@@ -101,31 +105,6 @@ def open_split(
     return split
 
 
-class DataSettings(Protocol):
-    """What to open: config.Data, or anything with these fields."""
-
-    data: str | None
-    cache_dir: Path | None
-    cache_gib: float
-    source: str
-    exif: Literal["stored", "shown"]
-    manifest_dir: Path | None
-    rescan: bool
-    max_pixels: int
-    lmdb_label: Literal["prefix"] | None
-    label_key: str | None
-    multi_label: bool
-    label_separator: str | None
-    trust_list: bool
-    order: Literal["shuffled", "sequential"]
-    classes: str | None
-    val_share: float | None
-    val_seed: int
-    val_group: str | None
-    val_fold: int
-    leave_out: Path | None
-
-
 class Console(Protocol):
     """What opening data asks of a console. Implemented by report/console.py."""
 
@@ -140,7 +119,7 @@ class Console(Protocol):
 
 
 def open_splits(
-    settings: DataSettings,
+    settings: Data,
     *,
     content: Content = "images",
     loader: str,
@@ -224,13 +203,13 @@ def open_splits(
     return {"train": splits.get("train", only), "val": splits.get(split, only)}
 
 
-def _root(settings: DataSettings) -> Path:
+def _root(settings: Data) -> Path:
     """Return the folder of the data, or the one that stands for its URL. Raises UserError."""
     return local(settings.data or "", cache_folder(settings.manifest_dir))
 
 
 def _shared(
-    settings: DataSettings,
+    settings: Data,
     root: Path,
     content: Content,
     console: Console,
@@ -257,7 +236,7 @@ def _shared(
 
 
 def _whole(
-    root: Path, settings: DataSettings, console: Console, how: Mapping[str, Any]
+    root: Path, settings: Data, console: Console, how: Mapping[str, Any]
 ) -> Split[Any]:
     """Open the class folders of `root`. Raises UserError."""
     with console.counting("images") as progress:
@@ -273,16 +252,14 @@ def _whole(
 
 
 def _tell_of_whole(
-    whole: Split[Images], settings: DataSettings, content: Content, console: Console
+    whole: Split[Images], settings: Data, content: Content, console: Console
 ) -> None:
     """Say what a scan of class folders warns of, and which images are copies of one another."""
     _tell("images", whole, settings, content, console)
     tell_of_copies({"images": whole}, console)
 
 
-def _is_val(
-    settings: DataSettings, root: Path, content: Content, model: ModelClasses
-) -> bool:
+def _is_val(settings: Data, root: Path, content: Content, model: ModelClasses) -> bool:
     """Whether `root` has no val/, and folders of classes of the model, all of which are then evaluated."""
     if content != "images" or settings.multi_label or not root.is_dir():
         return False
@@ -292,7 +269,7 @@ def _is_val(
     return bool({*folders} & {*model.names}) and not names.splits_among(folders)
 
 
-def _is_whole(settings: DataSettings, root: Path, content: Content) -> bool:
+def _is_whole(settings: Data, root: Path, content: Content) -> bool:
     """Whether `root` has no split, and folders of classes. Raises UserError where these may be another thing."""
     try:
         require_splits(settings, content, validates=False)
@@ -312,7 +289,7 @@ def tell_of_copies(splits: Mapping[str, Split[Any]], console: Console) -> None:
 
 
 def _beside(
-    settings: DataSettings, root: Path, content: Content, val: str, *, whole: bool
+    settings: Data, root: Path, content: Content, val: str, *, whole: bool
 ) -> list[str]:
     """Return what lies at the top of the data and is not read; nothing where a list may name what lies anywhere."""
     if settings.val_share is not None or whole:
@@ -341,7 +318,7 @@ def _beside(
 def _set_reads(
     name: str,
     split: Split[Any],
-    settings: DataSettings,
+    settings: Data,
     threads: int | None,
     content: Content,
     console: Console,
@@ -361,7 +338,7 @@ def _set_reads(
 def _tell(
     name: str,
     split: Split[Any],
-    settings: DataSettings,
+    settings: Data,
     content: Content,
     console: Console,
     expected: tuple[str, ...] | None = None,
@@ -391,7 +368,7 @@ def _tell(
             warn_of_sorted(columns, console)
 
 
-def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
+def _require_shared(settings: Data, root: Path, content: Content) -> None:
     """Raise UserError unless --val-share can part what the settings name, and they name no other source."""
     val_split.require(
         root,
@@ -414,9 +391,7 @@ def _under(model: ModelClasses, split: Split[Any], console: Console) -> Split[An
     return replace(split, columns=split.columns.numbered(numbers, model.names))
 
 
-def require_splits(
-    settings: DataSettings, content: Content, *, validates: bool = True
-) -> None:
+def require_splits(settings: Data, content: Content, *, validates: bool = True) -> None:
     """Raise UserError unless there is what trains, and `validates`, as far as names of files tell.
 
     Nothing is scanned.
@@ -430,7 +405,7 @@ def require_splits(
 
 
 def _openers(
-    settings: DataSettings,
+    settings: Data,
     root: Path,
     content: Content,
     needed: Collection[str],
@@ -452,7 +427,7 @@ def _openers(
     return openers, absent
 
 
-def _opener(settings: DataSettings, root: Path, split: str, content: Content) -> Open:
+def _opener(settings: Data, root: Path, split: str, content: Content) -> Open:
     if content != "images" and (
         settings.trust_list or settings.lmdb_label or settings.label_key
     ):
@@ -509,9 +484,7 @@ def _opener(settings: DataSettings, root: Path, split: str, content: Content) ->
     return partial(module.open, root, split, **_options(settings, root, split, name))
 
 
-def _options(
-    settings: DataSettings, root: Path, split: str, source: str
-) -> dict[str, Any]:
+def _options(settings: Data, root: Path, split: str, source: str) -> dict[str, Any]:
     """Return what a source is told beside the split. Raises UserError for a setting of another one."""
     labels = source_named(source).LABELS
     of_list = source == "list"

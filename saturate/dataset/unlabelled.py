@@ -14,13 +14,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from saturate.contracts import Array, Split, UserError
 from saturate.dataset.images.columns import as_shown
-from saturate.dataset.open import DataSettings, cache_folder
+from saturate.dataset.open import cache_folder
 from saturate.dataset.scan import file_tree, lists
 from saturate.dataset.scan.cache import NothingFound, Progress
 from saturate.dataset.scan.lists import BLANK, Grammar, List
@@ -29,6 +29,10 @@ from saturate.dataset.stores import list as image_lists
 from saturate.dataset.stores.bucket import write
 from saturate.dataset.stores.folder import Folder
 from saturate.system.user_files import open_text
+
+if TYPE_CHECKING:
+    # a loop of one's own has settings of its own
+    from saturate.settings.data import Data
 
 MUST_BE = "a folder of files, a list with a path a line, or one file"
 GRAMMAR = Grammar(
@@ -49,7 +53,7 @@ class Unlabelled:
 
 def open_unlabelled(
     named: Path,
-    settings: DataSettings,
+    settings: Data,
     *,
     content: Literal["images", "videos"],
     read_delay_s: float = 0.0,

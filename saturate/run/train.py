@@ -177,11 +177,10 @@ def train(
         sized = partial(batch_size.sized, before=before, make_step=step_of)
         settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
-        # cuDNN's search begins anew with each shape, and may choose kernels that take more memory than those tried
-        is_tried = start.config.loading.batch_size == "auto"
-        torch.backends.cudnn.benchmark = not (assembly.plan.batches.varies or is_tried)
+        # cuDNN's search begins anew with each shape, and may take more memory than --batch-size auto has tried
+        searches = start.config.loading.batch_size != "auto"
+        torch.backends.cudnn.benchmark = searches and not assembly.plan.batches.varies
         step = step_of(assembly, world)
-        # before Reporter cuts the run's files
         set_later_aside(output, resume, world)
         resume.into(
             assembly.module, step, optimizer=start.config.optimisation.optimizer
@@ -270,7 +269,9 @@ def step_of(assembly: Assembly, world: ProcessWorld) -> Step:
 
 
 def set_later_aside(output: Path, resume: Resume, world: ProcessWorld) -> None:
-    """Move away what an earlier part of the run has written behind the step at which it goes on."""
+    """Move away what an earlier part of the run has written behind the step at which it goes on, before Reporter cuts
+    the files.
+    """
     if resume.within(output):
         cut = (record.METRICS, record.RESULTS)
         world.first(lambda: set_aside(output, resume.progress.step, cut))

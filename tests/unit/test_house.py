@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {"contracts", "system"},
     "plan": {"contracts"},
     "models": {"system"},
-    "dataset": {"contracts", "system", "plan.draws"},
+    "dataset": {"contracts", "system", "plan.draws", "settings.data"},
     "loaders": {"contracts", "system", "dataset", "plan"},
     "tasks": {
         "contracts",
