@@ -251,8 +251,9 @@ def test_a_shard_of_another_ending_is_not_passed_over(
 ) -> None:
     data = shards(tmp_path, WHOLE, {"y.jpg": TWO, "y.cls": b"a"})
     path = data / "train" / "1.tar"
-    for beside in ("0.idx", "1_stats.json", "2.parquet", "README", "0.tar.bak"):
-        (data / "train" / beside).touch()
+    beside = "0.idx", "1_stats.json", "2.parquet", "README", "0.tar.bak", "._0.tar", ".2.tar"
+    for name in beside:
+        (data / "train" / name).touch()
     assert {*samples(opened(data))} == {"x.jpg", "y.jpg"}
     path.rename(path.with_name(f"1{other}"))
     said = refused(lambda: opened(data))
