@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,14 @@ import torch
 
 from saturate.contracts import Array, Feed, ImageColumns, Plan, UserError
 from saturate.loaders._dali import first_line, import_dali, memory_named
+from saturate.loaders._memory import fitted
 from saturate.loaders._staging import Staged, Stager, without
 from saturate.loaders.images._dali_rows import Known, Prepared
 
 DEPTH = 2
-"""Batches that DALI has under way."""
+"""Batches, or parts of a large one, that DALI has under way."""
+AT_ONCE = 512
+"""Most rows that DALI gets at once: what it takes beside PyTorch's memory grows with them, and its rate no longer."""
 HARDWARE_SHARE = 0.8
 """Share of the JPEGs for nvJPEG's hardware engines. The SMs decode the rest, once threads of the host have undone
 their Huffman code. Shares of 0.65, 0.8 and 1 made 35,511, 37,501 and 36,706 img/s of ResNet-18 on four H100s (one run
@@ -68,7 +73,7 @@ def build(
     fn = dali.fn
     types = dali.types
     pipeline = dali.Pipeline(
-        batch_size=batch_size or feed.plan.batches.rows,
+        batch_size=batch_size or min(feed.plan.batches.rows, AT_ONCE),
         num_threads=threads,
         device_id=None if device is None else device.index,
         prefetch_queue_depth=DEPTH,
@@ -157,24 +162,44 @@ class Outputs:
         self._normalised = dali_normalises(feed.plan)
         self._stream = torch.cuda.Stream(feed.device) if gpu else None
         self._stager = stager
+        # a batch of which parts are there, and the ids that have failed in them
+        self._whole: torch.Tensor | None = None
+        self._failed: list[int] = []
         self.raw_stream = self._stream.cuda_stream if self._stream else None
 
-    def stage(self, images: Any, batch: Prepared) -> Staged:
-        rows = batch.rows
-        valid = without(rows, batch.failed)
-        if self._stream is None:
-            return self._stager.stage(
-                torch.from_dlpack(images.as_tensor()), rows, valid
-            )
+    def stage(self, decoded: Iterable[tuple[Any, Prepared]]) -> Generator[Staged]:
+        """Yield the batches of what Runner.run yields."""
+        self._failed = []
+        for (images, _), part in decoded:
+            staged = self._stage(images, part)
+            if staged is not None:
+                yield staged
+
+    def _stage(self, images: Any, part: Prepared) -> Staged | None:
+        """Return a batch, None where parts of it are to come."""
+        rows = part.whole or part.rows
+        self._failed += part.failed
         with torch.cuda.stream(self._stream):
             pixels = torch.from_dlpack(images.as_tensor())
-            return self._stager.on_device(
-                pixels, rows, valid, normalised=self._normalised
-            )
+            if part.whole is not None:
+                shape = len(rows), *pixels.shape[1:]
+                own = {"dtype": pixels.dtype, "device": pixels.device}
+                self._whole = fitted(self._whole, shape, **own)
+                end = part.begin + len(pixels)
+                self._whole[part.begin : end] = pixels
+                if end < len(rows):
+                    return None
+                pixels = self._whole
+            valid = without(rows, self._failed)
+            self._failed = []
+            if self._stream is None:
+                return self._stager.stage(pixels, rows, valid)
+            normalised = self._normalised
+            return self._stager.on_device(pixels, rows, valid, normalised=normalised)
 
 
 class Runner:
-    """Feeds a pipeline with rows, in order, DEPTH batches ahead; makes it anew when a file has ended it.
+    """Feeds a pipeline with rows, in order, DEPTH parts ahead; makes it anew when a file has ended it.
 
     `make`: `build`, which is given other numbers to try a file alone. `diagnose`: ids of a batch that PIL
     does not decode either. `again`: the batch, prepared with what is known by now.
@@ -190,7 +215,7 @@ class Runner:
         output_stream: int | None = None,
     ) -> None:
         self._make = make
-        self._warm = warm
+        self._warm = warm.cut(AT_ONCE)[0]
         self._diagnose = diagnose
         self._again = again
         self._stream = output_stream
@@ -199,9 +224,11 @@ class Runner:
         self.known = Known()
 
     def run(self, prepared: Iterable[Prepared]) -> Generator[tuple[Any, Prepared]]:
-        """Yield (outputs, batch), valid until the next is asked for; drain the pipeline at the end."""
+        """Yield (outputs, batch) or (outputs, part of one), valid until the next is asked for; drain the pipeline
+        at the end.
+        """
         waiting: deque[Prepared] = deque()
-        source = iter(prepared)
+        source = chain.from_iterable(batch.cut(AT_ONCE) for batch in prepared)
         try:
             while True:
                 while (
@@ -259,7 +286,8 @@ class Runner:
             self.known.bad |= bad
             self.known.odd |= odd
             for index, batch in enumerate(waiting):
-                waiting[index] = self._again(batch, self.known)
+                anew = self._again(batch, self.known)
+                waiting[index] = replace(anew, whole=batch.whole, begin=batch.begin)
                 batch.forget()
                 self._feed(waiting[index])
 
@@ -275,10 +303,10 @@ class Runner:
             tried &= batch.own_bytes
         for row in np.flatnonzero(tried).tolist():
             with memory_named():
-                alone = alone or self._started(self._warm.only(0), 1, 1)
+                alone = alone or self._started(self._warm.only(0, 1), 1, 1)
             try:
                 with memory_named():
-                    _input(alone, batch.only(row))
+                    _input(alone, batch.only(row, row + 1))
                     alone.schedule_run()
                     alone.share_outputs()
                     alone.release_outputs()

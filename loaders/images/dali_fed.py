@@ -160,10 +160,8 @@ class DaliFed(Staging[ImageColumns]):
 
     def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         prepared = self._repeated(rows) if self._repeats else self._prepared(rows)
-        for (images, _), batch in self.stages.waited(
-            self._runner.run(prepared), "dali"
-        ):
-            yield self._outputs.stage(images, batch)
+        runs = self._runner.run(prepared)
+        return self._outputs.stage(self.stages.waited(runs, "dali"))
 
     def _repeated(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         with closing(self._prepared(rows)) as prepared:

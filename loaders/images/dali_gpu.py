@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from saturate.contracts import Feed, ImageColumns, Rows, UserError
 from saturate.loaders._dali import import_dali, release_memory
 from saturate.loaders._staging import Staged, Staging
 from saturate.loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
-from saturate.loaders.images._pipeline import DEPTH, Outputs, Runner, build
+from saturate.loaders.images._pipeline import AT_ONCE, DEPTH, Outputs, Runner, build
 
 
 class DaliFiles(Staging[ImageColumns]):
@@ -47,7 +48,8 @@ class DaliFiles(Staging[ImageColumns]):
         """Have DALI take the memory that large images need: it runs out now or never, and no step is slow
         for it later.
         """
-        rows = largest_rows(self._feed, max(self._feed.workers, 1))
+        size = min(self._feed.plan.batches.rows, AT_ONCE)
+        rows = largest_rows(self._feed, max(self._feed.workers, 1), size)
         if rows is not None:
             for _ in self._runner.run(self._prepared([rows] * DEPTH)):
                 pass
@@ -60,11 +62,15 @@ class DaliFiles(Staging[ImageColumns]):
             release_memory()
 
     def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
-        for (images, sizes), batch in self.stages.waited(
-            self._runner.run(self._prepared(rows)), "dali"
-        ):
-            self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
-            yield self._outputs.stage(images, batch)
+        runs = self._runner.run(self._prepared(rows))
+        return self._outputs.stage(self._checked(self.stages.waited(runs, "dali")))
+
+    def _checked(
+        self, runs: Iterable[tuple[Any, Prepared]]
+    ) -> Generator[tuple[Any, Prepared]]:
+        for outputs, part in runs:
+            self._prepare.check(part, np.asarray(outputs[1].as_tensor())[:, 0])
+            yield outputs, part
 
     def _prepared(self, rows: Iterable[Rows]) -> Iterator[Prepared]:
         thread = self.stages.thread

@@ -22,6 +22,12 @@ BATCH = 4
 EPOCHS = ((0, 0), (1, 0))
 
 
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI gets each batch in two parts, as it does large ones."""
+    monkeypatch.setattr(_pipeline, "AT_ONCE", BATCH - 1)
+
+
 def mixed(folder: Path, pattern: str) -> Scene:
     """A scene whose files are good (.) or broken (x), in validation's order."""
     files = {}
@@ -65,7 +71,9 @@ def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
         "xxxxxxxx",  # nothing else at all
     ],
 )
-def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> None:
+def test_wherever_damage_is(
+    backend: Backend, tmp_path: Path, pattern: str, in_parts: None
+) -> None:
     assert len(pattern) / BATCH > DEPTH or pattern == "xxxxxxxx"
     made = mixed(tmp_path, pattern)
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
@@ -75,7 +83,7 @@ def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> N
 
 
 def test_files_that_pil_decodes_and_dali_does_not(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_parts: None
 ) -> None:
     """Though their headers promise nothing odd: they are handed over as PIL's pixels, from then on."""
     for module in (_dali_rows, dali_fed):

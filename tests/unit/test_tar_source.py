@@ -251,7 +251,15 @@ def test_a_shard_of_another_ending_is_not_passed_over(
 ) -> None:
     data = shards(tmp_path, WHOLE, {"y.jpg": TWO, "y.cls": b"a"})
     path = data / "train" / "1.tar"
-    beside = "0.idx", "1_stats.json", "2.parquet", "README", "0.tar.bak", "._0.tar", ".2.tar"
+    beside = (
+        "0.idx",
+        "1_stats.json",
+        "2.parquet",
+        "README",
+        "0.tar.bak",
+        "._0.tar",
+        ".2.tar",
+    )
     for name in beside:
         (data / "train" / name).touch()
     assert {*samples(opened(data))} == {"x.jpg", "y.jpg"}
