@@ -65,6 +65,9 @@ def ssim(one: Array, other: Array) -> float:
     )
 
 
+MEANS = "psnr", "psnr_bicubic", "ssim", "ssim_bicubic"
+
+
 def output(sample: int, high: torch.Tensor, channels: int) -> torch.Tensor:
     """Return what a network may say of an image: something like it, with values outside of [0, 1]."""
     noise = torch.randn(high.shape, generator=torch.Generator().manual_seed(sample)) / 5
@@ -91,12 +94,7 @@ def test_figures_are_the_references(
     # three images, each in three ways of 256 px with 8 px between, and a caption of 25
     shape = (1, 3 * (256 + 8 + 25), 3 * (256 + 8), 3)
     assert whole["extras"]["images"]["val/crops"].shape == shape
-    expected: dict[str, list[float]] = {
-        "psnr": [],
-        "psnr_bicubic": [],
-        "ssim": [],
-        "ssim_bicubic": [],
-    }
+    expected: dict[str, list[float]] = {name: [] for name in MEANS}
     inside = slice(SHAVE, -SHAVE)
     for sample, pixels in enumerate(images):
         small = halved(pixels, 2)
