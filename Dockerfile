@@ -56,7 +56,7 @@ USER 10001
 # new enough (2.2 reads stored pixels) whoever brought it. What these commands leave in HOME would shut out other users.
 RUN set -eu; \
     python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)'; \
-    python -c 'import av, cv2, faster_coco_eval, filelock, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
+    python -c 'import av, cv2, faster_coco_eval, filelock, msgspec, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
     python -c 'import lmdb, matplotlib, pyarrow, rich, safetensors, tensorboard, yaml'; \
     if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord, importlib.util as u; exit(u.find_spec("PyNvVideoCodec") is None)'; fi; \
     python -c 'import nvidia.dali as d; v = d.__version__; \

@@ -30,7 +30,8 @@ ABOUT = {"classes": '["a", "b"]', "arch": "flatten"}
 def smooth(seed: int, count: int, size: tuple[int, int]) -> Array:
     """Return pictures, uint8 [count, H, W, 3], whose parts differ."""
     coarse = np.random.default_rng(seed).integers(0, 256, (count, 5, 7, 3), np.uint8)
-    return np.stack([Image.fromarray(one).resize(size[::-1]) for one in coarse])
+    pictures = [Image.fromarray(one).resize(size[::-1]) for one in coarse]
+    return np.stack([np.asarray(picture) for picture in pictures])
 
 
 def by_hand(frames: Array) -> Array:

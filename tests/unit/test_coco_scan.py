@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from saturate.dataset.coco.annotation_file import uncompressed
+from saturate.dataset.coco.annotation_file import NotCoco, entries, uncompressed
 from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import NOUN
 from saturate.dataset.images.columns import slow_to_decode
@@ -41,6 +43,32 @@ NAME = "000000001000.jpg"
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"a": [{"id": 1, "box": [0.1, 1e3, -0, 2.0]}, null, "\u00e9"], "b": {}}',
+        '{"a": [NaN, -Infinity, {"id": 1e999}]}',
+        '{"a": [1e999, 18446744073709551616, {"id": 1, "id": 2}], "a": [1e999]}',
+        r'\ufeff{"a": ["\ud800"]}',
+    ],
+)
+def test_entries_are_those_that_json_reads(text: str) -> None:
+    text = text.replace(r"\ufeff", "\ufeff")
+    wanted = json.loads(text.removeprefix("\ufeff"))["a"]
+    found = list(entries(io.BytesIO(text.encode()), ["a"]))
+    assert repr(found) == repr([("a", entry) for entry in wanted])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[1]", b'{"a": 1}', b'{"b": []}', b'{"a": [1,]}', b'{"a": [', b'{"a": ["\xff"]}',
+     b'{"a": [' + 100_000 * b"[" + 100_000 * b"]" + b"]}", b'{"a": [' + 5000 * b"9" + b"]}"],
+)  # fmt: skip
+def test_what_has_no_such_list_is_a_line(content: bytes) -> None:
+    with pytest.raises(NotCoco, match=r"is no JSON: |has no list 'a'"):
+        list(entries(io.BytesIO(content), ["a"]))
 
 
 @pytest.mark.parametrize("keypoints", [False, True])

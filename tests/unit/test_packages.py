@@ -24,6 +24,7 @@ DISTRIBUTION = {
 }
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
+    "coverage",
     *("albumentations", "apex", "cleanlab", "cleanvision", "h5py", "imagehash"),
     *("kornia", "lz4", "mlflow", "onnx", "pandas", "sklearn"),
     *("onnxruntime", "pillow_heif", "pytest", "scipy", "tfrecord", "timm"),

@@ -48,7 +48,7 @@ from saturate.dataset.scan.manifest import (
     printable,
     write_column,
 )
-from saturate.system.user_files import open_text
+from saturate.system.user_files import open_bytes
 
 MASKLESS = "its segmentation is left out, its box stays"
 VALIDATES = 10  # one of so many images, where no file says which
@@ -175,13 +175,14 @@ def _read(
 
     scan.say(0, 0, "reading annotations")
     try:
-        # -sig: editors of Windows begin a file with a byte-order mark
-        text = open_text(file, "utf-8-sig")
+        content = open_bytes(file)
     except OSError as error:
         raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
     try:
-        with text:
-            for number, (key, entry) in enumerate(annotation_file.entries(text, NOUN)):
+        with content:
+            for number, (key, entry) in enumerate(
+                annotation_file.entries(content, NOUN)
+            ):
                 try:
                     take(key, entry)
                 except Rejected as why:
