@@ -234,8 +234,9 @@ def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> A
     middle_x, middle_y = (x0 + x1) / 2, (y0 + y1) / 2
     inside = (left < middle_x) & (middle_x < right)
     inside &= (top < middle_y) & (middle_y < bottom)
-    common = np.maximum(np.minimum(right, x1) - np.maximum(left, x0), 0)
-    common *= np.maximum(np.minimum(bottom, y1) - np.maximum(top, y0), 0)
+    # of no meaning, and perhaps negative, where the middle is not inside
+    common = np.minimum(right, x1) - np.maximum(left, x0)
+    common *= np.minimum(bottom, y1) - np.maximum(top, y0)
     either = (right - left) * (bottom - top) + (x1 - x0) * (y1 - y0) - common
     good = inside & (common >= overlaps[owner, None] * either)
     starts = np.searchsorted(owner, np.arange(len(tried)))
@@ -330,7 +331,7 @@ def padding(batches: Sequence[Rows]) -> float:
 
     They lie beside the outputs on their canvas, and within them beside `places`.
     """
-    places = np.concatenate([np.zeros((0, 4)), *(rows.placed for rows in batches)])
-    covered = int((places[:, 2:] - places[:, :2]).prod(axis=1).sum())
+    sides = [rows.placed[:, 2:] - rows.placed[:, :2] for rows in batches]
+    covered = sum(int(of.prod(axis=1).sum()) for of in sides)
     whole = sum(len(rows) * rows.padded[0] * rows.padded[1] for rows in batches)
     return 1 - covered / whole if whole else 0.0

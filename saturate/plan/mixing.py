@@ -103,10 +103,10 @@ def beta(key: int, alpha: float) -> float:
             ((bits(key, counters) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
         ).reshape(2, PAIRS)
         one, other = np.log(uniforms) / alpha
-        fits = np.logaddexp(one, other) <= 0
-        if fits.any():
-            at = int(fits.argmax())
-            return float(1 / (1 + np.exp(np.clip(other[at] - one[at], -700, 700))))
+        both = np.logaddexp(one, other)
+        if (both <= 0).any():
+            at = int((both <= 0).argmax())
+            return float(np.exp(one[at] - both[at]))
         first += 2 * PAIRS
 
 

@@ -40,6 +40,12 @@ def test_a_name_that_is_none_is_a_mistake(name: str) -> None:
         policy_of(name)
 
 
+def test_a_name_may_say_everything() -> None:
+    """Two operations at a probability of a half are timm's own."""
+    short = policy_of("rand-m9-mstd0.5-inc1")
+    assert policy_of("rand-m9-n2-mstd0.5-p0.5-inc1") == short
+
+
 def test_settings_are_read() -> None:
     given: dict[str, Any] = {
         "auto_augment": "rand-m9-inc1",

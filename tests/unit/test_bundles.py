@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,17 @@ def feed(pictures: Scene, *, training: bool) -> Feed:
         rank=1,
     )
     return replace(pictures.feed(), plan=plan, targets=task.targets)
+
+
+def test_a_bundle_has_no_more_pixels_than_128_images() -> None:
+    """Four pairs of 100 x 100 and 200 x 200 pixels are 200,000, and 128 images of 224 x 224 are 32 times that."""
+    spec = SimpleNamespace(
+        canvas=(100, 100), scale=2, rows=4, filled=True, varies=False, frames=0
+    )
+    plan: Any = SimpleNamespace(
+        batches=spec, steps=lambda: 10**6, global_batch_size=spec.rows
+    )
+    assert bundles.count(plan, 1000, 1) == 128 * 224 * 224 // 200_000
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 
 from saturate.contracts import Batch, Rows
 from saturate.tasks.classification import IGNORE, LARGEST_LOSS, Classification
-from tests.unit.test_meter import alone
+from tests.unit.test_meter import alone, on_ranks
 
 CPU = torch.device("cpu")
 LABELS = np.array([3, 0, 2, 1, 3], np.int32)
@@ -152,5 +152,7 @@ def test_a_sample_whose_output_is_no_number_is_wrong_and_counted(
     names = ("top1", "top5", "samples", "outputs_not_finite")
     found = measured((logits, batch))
     assert [found[name] for name in names] == [0.75, 0.75, 4, 1]
-    dead = measured((torch.full((5, 7), value), batch))
+    lost = torch.full((5, 7), value), batch
+    # the first of two ranks has no sample
+    dead, _ = on_ranks(2, lambda world: measured(*[lost] * world.rank, world=world))
     assert [dead[name] for name in names] == [0.0, 0.0, 4, 4]

@@ -11,7 +11,7 @@ import pytest
 
 from saturate.contracts import UserError
 from saturate.models import Native
-from saturate.plan.boxes import DetectionPlan, DetectionPolicy
+from saturate.plan.boxes import DetectionPlan, DetectionPolicy, padding
 from saturate.settings.augmentation import AugmentationSettings
 from saturate.settings.detection import Detection
 from saturate.tasks._plans import detection_policies
@@ -59,6 +59,15 @@ def test_policies_read_their_settings() -> None:
     policies = detection_policies(settings, Detection(augment="ssd"), stretched)
     assert policies[0] == DetectionPolicy(augment="ssd", size=300, flip=0.25)
     assert policies[1] == DetectionPolicy(augment="flip", size=300)
+    assert policies[0].operates and not policies[1].operates
+
+
+def test_padding_is_what_no_image_covers() -> None:
+    """640 x 360 pixels become 1333 x 749 as in torchvision, on a canvas of multiples of 32."""
+    source = columns([(360, 640)], [[(0.0, 0.0, 9.0, 9.0)]])
+    batches = DetectionPlan(source, FLIP, seed=1, batch_size=1).rows(0, 0)
+    assert padding(batches) == pytest.approx(1 - 1333 * 749 / (1344 * 768))
+    assert padding([]) == 0
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,13 @@ def test_images_in_which_nothing_is_found_are_named(columns: Columns) -> None:
     assert note == head + Folder(columns).name(0)
 
 
+def test_images_to_predict_are_numbered_from_1_and_none_is_left_out(
+    columns: Columns,
+) -> None:
+    found = _detections.Unannotated.of(columns, columns.classes)
+    assert found.image_id.tolist() == [*range(1, 14)] and found.rejected == 0
+
+
 def test_images_json_has_names_that_are_no_utf8_as_text(
     columns: Columns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,13 +231,16 @@ def test_a_legend_lies_beside_its_curves(monkeypatch: pytest.MonkeyPatch) -> Non
     scores = Scores(
         kind="boxes",
         stats=np.ones(12),
-        precision=np.ones((10, 101, 1)),
-        category_ids=np.ones(1),
+        # the second category has no objects
+        precision=np.array([1, -1]) * np.ones((10, 101, 2)),
+        category_ids=np.arange(2),
     )
+    assert scores.curve(0).tolist() == [1.0] * 101
     _plots.curves(scores)
     (axes,) = sheets[0].axes
     legend = axes.get_legend().get_window_extent()
     assert axes.bbox.x1 <= legend.x0 and legend.x1 <= sheets[0].bbox.x1
+    assert axes.bbox.y0 < legend.y0 and legend.y1 < axes.bbox.y1
 
 
 def test_categories_whose_letters_no_font_has_are_drawn_as_their_ids(

@@ -166,7 +166,9 @@ def test_images_of_the_validation_may_have_more_boxes_than_those_of_training(
         name: SimpleNamespace(columns=its, source=None)
         for name, its in (("train", fewer), ("val", columns))
     }
-    train, val = SquaresKind().tasks(splits, 0.0)
+    both: Any = SquaresKind().tasks(splits, 0.0)
+    train, val = both
+    assert train.training and not val.training
     (rows, *_) = plan_of(columns, augment="ssd").rows(0, 0)
     assert train.targets(rows)["labels"].shape[1] == 1
     assert len(val.targets(rows)["labels"]) > len(rows)

@@ -25,7 +25,7 @@ from saturate.engine.distributed import ProcessWorld, Vote
 from saturate.engine.evaluate import evaluate
 from saturate.engine.failures import Failures
 from saturate.engine.loop import Training
-from saturate.engine.validation import Validation
+from saturate.engine.validation import Target, Validation
 from saturate.settings.optimisation import Optimisation
 from saturate.settings.run import Run
 from tests.unit.test_report_reporter import Told
@@ -254,7 +254,9 @@ def test_best_is_of_the_network_or_of_its_average(
     for number, later in enumerate(toy.later):
         later.files = {"answers": str(number).encode()}
     toy.training.step.ema = MagicMock(**{"state_dict.return_value": {}})
+    toy.training.validation.target = Target("ap=0.5", Figure(name="ap"))
     assert toy.training.fit()
+    assert toy.report.reached.call_args_list[0].args == ("ap=0.5", 0)
     content = torch.load(tmp_path / "best.pt", weights_only=True)
     assert (content["progress"]["step"], content["progress"]["best"]) == (steps, best)
     assert content["best_of"] == content["progress"]["best_of"] == best_of
@@ -263,7 +265,9 @@ def test_best_is_of_the_network_or_of_its_average(
 
 
 @pytest.mark.parametrize("larger_is_better", [True, False])
-def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -> None:
+def test_the_best_validations_are_kept(
+    larger_is_better: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     # of equals, the largest or the smallest, the earlier one is better
     figures = (0.5, 0.125, 0.75, 0.125, 0.75)
     toy = Toy(tmp_path, len(figures), *figures)
@@ -288,6 +292,14 @@ def test_the_best_validations_are_kept(larger_is_better: bool, tmp_path: Path) -
     assert toy.training.progress.stale == len(figures) - best_epoch
     calls = toy.report.validated.call_args_list
     assert [call.kwargs["epoch"] for call in calls] == [0, 1, 2, 3, 4]
+    assert "cannot keep" not in capfd.readouterr().err
+
+
+def test_a_validation_before_an_epoch_is_of_the_one_before(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, 1, 0.25)
+    toy.training.progress.epoch = 3
+    assert toy.training.validate()
+    assert toy.report.validated.call_args.kwargs["epoch"] == 2
 
 
 def test_a_full_disk_takes_last_pt_before_the_best_validations(
@@ -460,6 +472,7 @@ def test_a_validation_without_a_figure_is_not_the_best(
     """Nor is it a reason to stop. The first one that has a figure is the best, whatever it is."""
     toy = Toy(tmp_path, 3, math.nan, math.nan, 0.0)
     toy.training.validation.best = Figure(name="ap", larger_is_better=larger_is_better)
+    toy.training.checkpoints.keep_best = 1
     toy.at = {3 * STEPS: lambda: kept.append((tmp_path / "best.pt").exists())}
     kept: list[bool] = []
     assert toy.training.fit()

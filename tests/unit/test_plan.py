@@ -20,7 +20,8 @@ from saturate.plan.balance import Balance
 from saturate.plan.images import Growth, ImagePlan, ImagePolicy
 from saturate.plan.order import order
 from saturate.settings.augmentation import AugmentationSettings
-from saturate.tasks._plans import image_policies
+from saturate.settings.clips import Clips
+from saturate.tasks._plans import clip_policy, image_policies
 from tests.conformance.plans import images
 
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
@@ -66,6 +67,21 @@ def test_validation_has_a_size_of_its_own(
     )
     assert [train.size(epoch) for epoch in (0, 2, 9)] == [96, 128, 176]
     assert [val.size(epoch) for epoch in (0, 9)] == [validation[0]] * 2
+
+
+@pytest.mark.parametrize(("start", "ramp"), [(176, (1, 3)), (96, (3, 3))])
+def test_images_that_do_not_grow_are_a_mistake(
+    start: int, ramp: tuple[int, int]
+) -> None:
+    settings = AugmentationSettings(image_size_start=start, image_size_ramp=ramp)
+    with pytest.raises(UserError, match=f"{start} must be smaller .* in their order"):
+        image_policies(settings, Native(176, MEAN, STD))
+
+
+def test_clips_have_the_sides_of_slowfast() -> None:
+    """Feichtenhofer et al. 2019: 256 to 320 for crops of 224 in training, and 256 in validation."""
+    policy = clip_policy(AugmentationSettings(), Clips(), Native(224, MEAN, STD))
+    assert (policy.shorter, policy.resize) == ((256, 320), 256)
 
 
 def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
@@ -130,8 +146,15 @@ def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> 
             {0: 128, 1: 160, 2: 224, 3: 256, 4: 300},
             (0, 1, 2, 3, 4),
         ),
+        # to begin with it is what was asked for, and no multiple of 32
+        (
+            Growth(start=150, begin=1, end=3),
+            300,
+            {0: 150, 1: 150, 2: 224, 3: 300},
+            (0, 2, 3),
+        ),
     ],
-    ids=["16", "stages"],
+    ids=["16", "stages", "odd"],
 )
 def test_sizes_of_images_that_grow(
     growth: Growth, full: int, sizes: dict[int, int], begins: tuple[int, ...]

@@ -69,6 +69,13 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     Batching.of(evaluates).pair(ImagePlan, splits, POLICY, POLICY)
 
 
+@pytest.mark.parametrize("flags", [["--repeats", "2"], ["--order", "sequential"]])
+def test_classes_come_alike_in_no_other_order(flags: list[str]) -> None:
+    own = Batching.of(config("--balance", "sampler", *flags))
+    with pytest.raises(UserError, match="leave --order and --repeats out"):
+        own.pair(ImagePlan, {"train": columns(9)}, POLICY, POLICY)
+
+
 @pytest.mark.parametrize(
     ("count", "batch", "ranks", "fitted", "steps"),
     [

@@ -245,6 +245,7 @@ def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:
         Console(stream=stream).result(SUMMARY, kind, folder=tmp_path)
         assert "predict:" not in stream.getvalue().removeprefix(text)
     assert kind_of(build({"multi_label": True})).predicts
+    assert kind_of(build({})).figures[0].name == "top1"
 
 
 @pytest.mark.parametrize("task", TASKS)

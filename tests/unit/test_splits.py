@@ -16,8 +16,9 @@ from saturate.dataset.coco.synthetic import SyntheticInstances
 from saturate.dataset.images.columns import Images
 from saturate.dataset.images.synthetic import SyntheticImages
 from saturate.dataset.model_classes import ModelClasses
-from saturate.dataset.open import Content, open_splits, require_splits
+from saturate.dataset.open import Content, require_splits
 from saturate.settings.config import build
+from saturate.tasks.kind import Opening
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import JPEG, fill
 from tests.unit.video_files import make
@@ -68,16 +69,9 @@ def opened(
     config = build(
         {"data": data, "manifest_dir": cache, "read_delay_ms": 500.0, **settings}
     )
-    return open_splits(
-        config.data,
-        content=content or ("videos" if videos else "images"),
-        loader=loader,
-        read_delay_s=config.loading.read_delay_ms / 1e3,
-        evaluate=config.run.evaluate,
-        split=config.run.split,
-        validates=config.run.val_every > 0,
-        model=model,
-        console=console or Console(),
+    said: Any = console or Console()
+    return Opening.of(config, loader, said, model).splits(
+        content or ("videos" if videos else "images")
     )
 
 

@@ -140,7 +140,8 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     splits = {"train": split, "val": split}
     plan: Any = kind.plans(splits, native, Batching.of(start.config))[1]
     assert flags == plan.policy.image_size
-    kind.tasks(splits, 0.0)
+    training: Any = kind.tasks(splits, 0.0)[0]
+    assert not training.binary
 
 
 def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

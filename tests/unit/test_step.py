@@ -165,6 +165,18 @@ def test_a_whole_batch_is_scaled_by_exactly_one(
     assert factors == [1.0, pytest.approx(18 / 15)]
 
 
+def test_parts_of_the_loss_are_summed_over_the_valid_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = iter([{"box": torch.tensor(value)} for value in (1.0, 4.0)])
+    monkeypatch.setattr(Classification, "parts", lambda *_: next(parts))
+    step = step_of(Net(), accumulate=2)
+    batches = iter([batch_of(0), batch_of(1, [0, 1])])
+    outcome = step(batches, lr=0.1, epoch=0, position=0)
+    # of six samples and of two
+    assert step.loss_terms == ("box",) and outcome[4:].tolist() == [6 * 1 + 2 * 4]
+
+
 def test_a_step_without_a_valid_sample_only_decays_and_coasts() -> None:
     """And a frozen parameter stays."""
     net = Net()

@@ -128,6 +128,9 @@ def test_an_output_that_is_no_number_counts_as_black_for_white(tmp_path: Path) -
         1,
         2,
     )
+    # both are shown, 256 px with 8 px between and a caption of 25
+    crops = found["extras"]["images"]["val/crops"]
+    assert crops.shape[1] == 2 * (256 + 8 + 25)
 
 
 def test_losses_are_those_of_the_papers() -> None:

@@ -149,6 +149,20 @@ def test_by_hand() -> None:
     assert found["labels"].tolist() == [9, 4, 9, 1, 4]
 
 
+def test_masks_and_keypoints_at_the_edges() -> None:
+    """An image as it is: its mask is the same, and a point on its right edge is no more inside."""
+    mask = np.zeros((100, 100), bool)
+    mask[:, 0] = mask[-1] = True
+    box = (0.0, 0.0, 100.0, 100.0)
+    source = columns([(100, 100)], [[box]], runs=[np.array(counts(mask))])
+    source.keypoints = np.array([[[0.0, 0.0, 2.0], [100.0, 50.0, 2.0]]])
+    source.keypoint_mirror = np.arange(2)
+    rows = plain_rows([0], [True], [False])
+    found = packed(source, rows, masks=True, keypoints=True)
+    np.testing.assert_array_equal(found["masks"], mask[None])
+    assert found["keypoints"].tolist() == [[[0, 0, 2], [0, 0, 0]]]
+
+
 def test_padded_boxes_are_the_packed_ones_in_their_rows() -> None:
     source = columns([(100, 100)] * 3, BOXES)
     source.usable[3] = False

@@ -12,11 +12,14 @@ import torch
 import torch.nn.functional as functional
 
 from saturate.contracts import Batch
+from saturate.settings.config import build
+from saturate.tasks import kind_of
 from saturate.tasks.classification import IGNORE
+from saturate.tasks.kind import Opening
 from saturate.tasks.video import KIND, LARGEST_LOGIT, Video
 from tests.unit.test_classification import rows
 from tests.unit.test_meter import alone, on_ranks
-from tests.unit.test_splits import opened
+from tests.unit.test_splits import Console
 from tests.unit.video_files import make, number
 
 CPU = torch.device("cpu")
@@ -157,7 +160,14 @@ def test_a_picture_of_a_video_is_a_strip_of_its_frames(tmp_path: Path) -> None:
     for name, frames in videos.items():
         make(tmp_path / name, frames=frames, size=(64, 64))
     shown = []
-    for split in opened(tmp_path, videos=True).values():
+    console: Any = Console()
+    where = {"data": tmp_path, "manifest_dir": tmp_path.parent / "cache"}
+    config = build({"task": "video", "clip_frames": 2, "clip_stride": 9, **where})
+    splits = kind_of(config).splits(Opening.of(config, "pyav", console))
+    # two frames, nine apart, are of ten
+    (said,) = (line for line in console.warnings if "a clip is longer" in line)
+    assert said.startswith("val: a clip is longer than 1 of 1 videos")
+    for split in splits.values():
         strip = np.asarray(KIND.strip(split)(0))
         shown.append([number(frame) for frame in np.hsplit(strip, len(strip[0]) // 64)])
     assert shown == [[0, 3, 6, 9], [0, 0, 1, 1]]

@@ -177,6 +177,8 @@ def test_ranks_share_the_cores_of_a_machine() -> None:
     four = of | {"world_size": 4, "cpu": {"utilisation": 0.5}}
     model = what_if.model_of(four)
     assert model is not None and model.cpu_s == pytest.approx(0.5 * 8 / 1900)
+    assert model.cpu_s and model.cores and model.stage("decode") == 0.002
+    assert model.without_cpu(model.cpu_s / 2) == pytest.approx(2 * model.cores)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,23 @@ def test_a_neighbour_on_the_gpu(
     found = [one for one in what_if.predictions(of) if one["what"] == "this GPU alone"]
     assert [one["gain"] for one in found] == pytest.approx(gains, abs=0.01)
     assert not any(one["settings"] for one in found)
+
+
+@pytest.mark.parametrize(
+    ("rates", "changes", "gain"),
+    [
+        ((2000.0, 333.0), {}, 0.0),  # which the cores decode
+        ((2000.0, 333.0), {"stages": {"dali": {"ms": 3.0, "cpu_ms": 0.0}}}, 1.0),
+        ((333.0, 2000.0), {}, 2 * what_if.SECOND_GPU - 1),
+    ],
+)
+def test_a_second_gpu(
+    rates: tuple[float, float], changes: dict[str, Any], gain: float
+) -> None:
+    compute, loader = rates
+    ceiling = {"compute": {"rate": compute}, "loader": {"rate": loader}}
+    of = decodes() | {"ceiling": ceiling, **changes}
+    assert predicted(of, "2 GPUs for 1")["gain"] == pytest.approx(gain, abs=0.01)
 
 
 @pytest.mark.parametrize(("others", "gains"), [(2, [1.0]), (1, [1 / 3]), (0.3, [])])

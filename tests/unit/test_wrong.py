@@ -30,7 +30,13 @@ from saturate.tasks._classification_report import (
     confusion,
     drawn_matrix,
 )
-from saturate.tasks._predictions import Answers, Collected, by_class, summed_up
+from saturate.tasks._predictions import (
+    Answers,
+    Collected,
+    by_class,
+    summed_up,
+    write_answers,
+)
 from saturate.tasks.classification import MeanPrecision, TopK
 from scripts import serve_example
 from tests.unit.test_classification import batch_of
@@ -146,6 +152,13 @@ def test_what_is_predicted_is_counted_by_class() -> None:
     assert listed.startswith("0 25, 1 24, ") and listed.endswith(
         ", and 5 other classes"
     )
+    assert "other" not in by_class(np.arange(20), many)
+
+
+def test_answers_that_nobody_has_collected_are_a_mistake(tmp_path: Path) -> None:
+    asked: Any = None
+    with pytest.raises(UserError, match="collects no answers"):
+        write_answers(tmp_path, {}, asked, CLASSES)
 
 
 def test_files_say_what_went_wrong() -> None:
