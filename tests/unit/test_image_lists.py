@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -128,6 +129,8 @@ def test_arrow_reads_large_lists_as_the_grammar_says(
     text: str, by_arrow: bool, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_list, "PIECE", 2)
+    in_pieces = partial(csv.ReadOptions, block_size=32)
+    monkeypatch.setattr(csv, "ReadOptions", in_pieces)
     asked = Mock(wraps=csv.open_csv)
     monkeypatch.setattr(csv, "open_csv", asked)
 

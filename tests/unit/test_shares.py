@@ -158,6 +158,7 @@ def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:
         root, {f"class {number}/one.jpg": JPEG + b"%d" % number for number in range(30)}
     )
     _, said, _ = opened(root, 0.2)
+    assert "(of a class 0.0% to 100.0%)" in " ".join(said)
     lines = [line for line in said if "no image in val" in line]
     assert len(lines) == 1
     assert re.search(r"of class class \d+, .* and \d+ more$", lines[0])
