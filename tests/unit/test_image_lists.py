@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from pyarrow import csv
 
@@ -96,6 +97,9 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
         columns: Images = image_list.open(data, "train", cache=cache).columns
         return columns
 
+    (data / "x").write_bytes(JPEG)
+    one: Any = opened(data, "x 0\n").columns
+    assert bytes(one.paths(np.array([0]))[0]) == os.fsencode(data / "x") + b"\0"
     first = opened(data, "other/2.jpg 0\nnew/3.jpg 1\n").columns
     assert len(first) == 1 and again().folder == first.folder
     fill(data, {"new/3.jpg": JPEG})

@@ -13,6 +13,7 @@ import pytest
 
 from saturate.contracts import Split
 from saturate.dataset.open import open_splits
+from saturate.dataset.val_split import _has_images
 from saturate.report.summary import rejected
 from saturate.settings.data import Data
 from tests.unit.folders import JPEG, fill, refused
@@ -99,6 +100,7 @@ def test_what_the_share_is_not_for(
     assert said in refused(lambda: opened(root, share, **more))
     fill(root, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     assert "has train and val; leave it out" in refused(lambda: opened(root, 0.2))
+    assert _has_images(root / "train/ant") and not _has_images(root / "gone")
 
 
 def test_what_one_scan_left_out_is_listed_once(tmp_path: Path) -> None:

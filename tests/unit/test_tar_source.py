@@ -210,9 +210,9 @@ def damaged(offset: int) -> Callable[[bytes], bytes]:
 
 
 def ended(zeros: int) -> Callable[[bytes], bytes]:
-    return lambda content: (
-        content[: -(-len(content.rstrip(b"\0")) // 512) * 512 + zeros]
-    )
+    return lambda content: content[
+        : -(-len(content.rstrip(b"\0")) // 512) * 512 + zeros
+    ]
 
 
 @pytest.mark.parametrize(
