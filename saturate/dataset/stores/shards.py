@@ -142,7 +142,7 @@ class ShardList:
 
     @contextmanager
     def opened_entry(
-        self, shard: int, begin: int, size: int, ahead: ReadAt | None = None
+        self, shard: int, begin: int, size: int, *, ahead: ReadAt | None = None
     ) -> Iterator[tuple[int, ReadAt]]:
         """Open an entry by its place: its size, and what reads a range of it. Raises what `opened` does.
 
@@ -325,7 +325,7 @@ class _Listing(Entries):
             for other, behind, _ in following
         )
         ahead = partial(self._ahead, shard) if is_near else None
-        with self.shards.opened_entry(*place, ahead) as opened:
+        with self.shards.opened_entry(*place, ahead=ahead) as opened:
             yield opened
 
     def _ahead(self, shard: int, begin: int, length: int) -> bytes:
