@@ -294,7 +294,7 @@ def parted(
     """
     columns = whole.columns
     # of 1 / 3 written as 0.333 there are three
-    if fold >= (folds := max(int(1 / share + 0.01), 1)):
+    if fold >= (folds := int(1 / share + 0.01)):
         raise UserError(
             f"--val-fold {fold}: --val-share {share:g} has the folds 0 to {folds - 1}"
         )

@@ -111,6 +111,8 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
         "0.arrow:row 5\tno label in the column label",
     ]
     assert split.source.name(2).endswith("/train/0.arrow:000000003")
+    shard(tmp_path, [ROWS[0], *ROWS])
+    assert {*samples(opened(data))} == {"a.jpg", "b.jpg", "c.jpg"}, "one comes twice"
     shard(tmp_path, [*ROWS, (None, "/d/x.jpg", 0)])
     assert "0.arrow:row 3 has a path, /d/x.jpg, and no bytes" in refused(
         lambda: opened(data)

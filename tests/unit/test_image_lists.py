@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from pyarrow import csv
 
@@ -95,6 +97,9 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
         columns: Images = image_list.open(data, "train", cache=cache).columns
         return columns
 
+    (data / "x").write_bytes(JPEG)
+    one: Any = opened(data, "x 0\n").columns
+    assert bytes(one.paths(np.array([0]))[0]) == os.fsencode(data / "x") + b"\0"
     first = opened(data, "other/2.jpg 0\nnew/3.jpg 1\n").columns
     assert len(first) == 1 and again().folder == first.folder
     fill(data, {"new/3.jpg": JPEG})
@@ -128,6 +133,8 @@ def test_arrow_reads_large_lists_as_the_grammar_says(
     text: str, by_arrow: bool, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_list, "PIECE", 2)
+    in_pieces = partial(csv.ReadOptions, block_size=32)
+    monkeypatch.setattr(csv, "ReadOptions", in_pieces)
     asked = Mock(wraps=csv.open_csv)
     monkeypatch.setattr(csv, "open_csv", asked)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from saturate.dataset.images.columns import Images
-from saturate.dataset.scan import manifest
+from saturate.dataset.scan import file_tree, manifest
 from saturate.dataset.scan.manifest import NoManifest
 from saturate.dataset.stores.folder import open_folder
 from tests.unit.folders import JPEG, PNG, fill, names, refused, scanned
@@ -51,6 +52,12 @@ def test_a_change_of_a_folder_is_seen_at_once(
     after, again = found_again(root, cache)
     assert not again and after.fingerprint != before.fingerprint
     assert len(before) == 5 and names(before)[0] == "ant/0.jpg", "still mapped"
+
+
+def test_a_scan_outlasts_a_tick_of_the_clock_of_files() -> None:
+    began = time.time_ns()
+    file_tree.settle(began)
+    assert time.time_ns() - began >= 20_000_000
 
 
 def test_fingerprint_is_that_of_the_content(

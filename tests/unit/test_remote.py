@@ -24,6 +24,7 @@ from saturate.contracts import Split
 from saturate.dataset.open import are_files, open_splits
 from saturate.dataset.stores import bucket, disk_cache, mirror, remote
 from saturate.dataset.stores.disk_cache import Kept
+from saturate.dataset.stores.read_ahead import told_of_size
 from saturate.loaders._read_retry import read
 from saturate.run import pack
 from saturate.settings.config import build
@@ -125,7 +126,7 @@ class Bucket:
         names = {name[: name.find("/") + 1] or name for name in inside}
         return [
             {
-                "name": below + name,
+                "name": (below + name).rstrip("/"),
                 "type": "directory" if name.endswith("/") else "file",
             }
             for name in names
@@ -232,7 +233,10 @@ def test_no_sample_is_lost_doubled_or_changed(server: Server, tmp_path: Path) ->
 def test_a_server_that_lists_nothing_is_asked_by_name(
     server: Server, tmp_path: Path
 ) -> None:
+    assert remote.children(server.url) == []
     shards(server.root)
+    found = [f"{server.url}/train/", f"{server.url}/val/"]
+    assert remote.children(server.url) == found
     server.lists = False
     assert "nothing is there that can be read" in refused(
         lambda: opened(server.url, tmp_path)
@@ -413,6 +417,11 @@ def test_what_is_missing_or_cannot_be_read_ends_in_a_line(
     assert "pip install fsspec aiohttp" in refused(lambda: opened(data, tmp_path))
 
 
+def test_data_that_fit_the_memory_are_not_told_of() -> None:
+    assert told_of_size(2**30, 1024, 2**30) == ""
+    assert "1,000 images/s need 2,000 MiB/s" in told_of_size(2**31, 1024, 2**30)
+
+
 def _read_of(source: Any) -> list[bytes]:
     return all_read(source)
 
@@ -450,7 +459,9 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     shards(server.root)
     how: dict[str, Any] = {"cache_dir": tmp_path / "kept"}
     first = opened(server.url, tmp_path, **how)["train"]
+    asked = len(server.paths)
     content = all_read(first.source)
+    assert len(server.paths) == asked + 8 + 2, "the heads of two shards, once each"
     before = server.asked.total()
     remote._heads.clear()
     assert all_read(first.source) == content and server.asked.total() == before
@@ -472,6 +483,7 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     other = Kept(folder, 250)
     held = [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")]
     assert held == [b"a", b"b", b"f"]
+    assert size() == int((folder / "bytes").read_text()) == 208 + 7 + 4
     for path in folder.glob("??/*"):
         path.unlink()
     again = Kept(folder, 250)

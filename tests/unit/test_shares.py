@@ -13,6 +13,7 @@ import pytest
 
 from saturate.contracts import Split
 from saturate.dataset.open import open_splits
+from saturate.dataset.val_split import _has_images
 from saturate.report.summary import rejected
 from saturate.settings.data import Data
 from tests.unit.folders import JPEG, fill, refused
@@ -99,6 +100,7 @@ def test_what_the_share_is_not_for(
     assert said in refused(lambda: opened(root, share, **more))
     fill(root, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     assert "has train and val; leave it out" in refused(lambda: opened(root, 0.2))
+    assert _has_images(root / "train/ant") and not _has_images(root / "gone")
 
 
 def test_what_one_scan_left_out_is_listed_once(tmp_path: Path) -> None:
@@ -158,6 +160,7 @@ def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:
         root, {f"class {number}/one.jpg": JPEG + b"%d" % number for number in range(30)}
     )
     _, said, _ = opened(root, 0.2)
+    assert "(of a class 0.0% to 100.0%)" in " ".join(said)
     lines = [line for line in said if "no image in val" in line]
     assert len(lines) == 1
     assert re.search(r"of class class \d+, .* and \d+ more$", lines[0])

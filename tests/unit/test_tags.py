@@ -40,7 +40,7 @@ def test_a_list_of_sets(tmp_path: Path) -> None:
     (root / "train.csv").write_text(
         "path,labels\na.jpg,10;2\nb.jpg,2\nc.jpg,\nd.jpg,2; 10\n"
     )
-    (root / "val.csv").write_text("a.jpg,2\nb.jpg,10\n")
+    (root / "val.csv").write_text("a.jpg,2\nb.jpg,10 2\n")
     settings = Data(data=str(root), multi_label=True, manifest_dir=tmp_path / "cache")
     splits = open_splits(settings, loader="torchvision", console=Console())
     found = {
@@ -53,7 +53,7 @@ def test_a_list_of_sets(tmp_path: Path) -> None:
     }
     assert found == {
         "train": [["2", "10"], ["2"], [], ["2", "10"]],
-        "val": [["2"], ["10"]],
+        "val": [["2"], ["2", "10"]],
     }
     turned = splits["train"].columns.numbered(np.array([2, 0]), ("ten", "other", "two"))
     assert turned.several[turned.label[1]].tolist() == [False, False, True]

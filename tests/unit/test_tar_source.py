@@ -133,6 +133,8 @@ CASES: dict[str, tuple[dict[str, bytes], str | None, Found, list[str]]] = {
         {
             **WHOLE,
             "n.txt": b"",
+            "n.a": b"",
+            "n.b": b"",
             "n.cls": b"a",
             "t.1.jpg": ONE,
             "t.2.jpg": TWO,
@@ -148,7 +150,7 @@ CASES: dict[str, tuple[dict[str, bytes], str | None, Found, list[str]]] = {
         None,
         {"x.jpg": ("a", ONE)},
         [
-            "0.tar:n\tno image among its members: n.cls, n.txt",
+            "0.tar:n\tno image among its members: n.a, n.b, n.cls, ...",
             "0.tar:t.1.jpg\t2 images in one sample: t.1.jpg, t.2.jpg",
             "0.tar:t.2.jpg\t2 images in one sample: t.1.jpg, t.2.jpg",
             "0.tar:u.jpg\tno label: no .cls beside it",
@@ -207,16 +209,23 @@ def damaged(offset: int) -> Callable[[bytes], bytes]:
     return lambda content: content[:offset] + b"?" + content[offset + 1 :]
 
 
+def ended(zeros: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[
+        : -(-len(content.rstrip(b"\0")) // 512) * 512 + zeros
+    ]
+
+
 @pytest.mark.parametrize(
     "change",
     [
         gzip.compress,
         lambda content: content[: len(content) // 2],
-        lambda content: content[: -(-len(content.rstrip(b"\0")) // 512) * 512],
+        ended(0),
+        ended(511),
         lambda content: content * 2,
         damaged(512 + -(-len(ONE) // 512) * 512 + 9),
     ],
-    ids=["gz", "half", "no-end", "joined", "damaged"],
+    ids=["gz", "half", "no-end", "half-an-end", "joined", "damaged"],
 )
 def test_what_is_not_whole_is_refused_at_the_start(
     change: Callable[[bytes], bytes], tmp_path: Path

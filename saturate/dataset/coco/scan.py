@@ -190,8 +190,7 @@ def _read(
                     if key == "categories":
                         raise UserError(f"--data: {file}: {line}") from None
                     scan.rejects(file, line)
-                if number % 1000 == 0:
-                    scan.say(number, 0, "reading annotations")
+                scan.say(number, 0, "reading annotations")
     except NotCoco as error:
         raise UserError(f"--data: {file} {error}") from None
     return images, sorted(categories), annotations

@@ -43,7 +43,7 @@ def told_of_size(
 
     "" where they do. `far`: they come from servers.
     """
-    if not samples or read_bytes <= memory:
+    if read_bytes <= memory:
         return ""
     needed = 1000 * read_bytes / samples / 2**20
     return (

@@ -142,13 +142,17 @@ class ShardList:
 
     @contextmanager
     def opened_entry(
-        self, shard: int, begin: int, size: int
+        self, shard: int, begin: int, size: int, *, ahead: ReadAt | None = None
     ) -> Iterator[tuple[int, ReadAt]]:
-        """Open an entry by its place: its size, and what reads a range of it. Raises what `opened` does."""
+        """Open an entry by its place: its size, and what reads a range of it. Raises what `opened` does.
+
+        `ahead` reads ranges of the shard instead.
+        """
         with self.opened(shard) as read_at:
+            of_shard = ahead or read_at
             yield (
                 size,
-                lambda offset, length: read_at(
+                lambda offset, length: of_shard(
                     begin + offset, max(min(length, size - offset), 0)
                 ),
             )
@@ -320,15 +324,12 @@ class _Listing(Entries):
             other == shard and 0 < behind - begin < REMOTE_WINDOW // 4
             for other, behind, _ in following
         )
-        with self.shards.opened_entry(*place) as (size, read_at):
-            yield size, partial(self._ahead, *place) if is_near else read_at
+        ahead = partial(self._ahead, shard) if is_near else None
+        with self.shards.opened_entry(*place, ahead=ahead) as opened:
+            yield opened
 
-    def _ahead(
-        self, shard: int, begin: int, size: int, offset: int, length: int
-    ) -> bytes:
-        """Return a range of an entry behind a URL; one request brings what the next entries need, too."""
-        begin += offset
-        length = max(min(length, size - offset), 0)
+    def _ahead(self, shard: int, begin: int, length: int) -> bytes:
+        """Return a range of a shard behind a URL; one request brings what the next entries need, too."""
         held, first, data = self._held
         if held != shard or not first <= begin <= begin + length <= first + len(data):
             with self.shards.opened(shard) as read_at:
