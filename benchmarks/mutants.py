@@ -83,11 +83,13 @@ class Mutant(NamedTuple):
     was: str
     now: str
     text: str  # of the line
+    nth: int = 0  # of those that are alike but for the line's number
 
     @property
     def key(self) -> str:
         """What stays the same while other lines change."""
-        return "|".join([self.file, self.text, str(self.column), self.now])
+        again = [str(self.nth)] if self.nth else []
+        return "|".join([self.file, self.text, str(self.column), self.now, *again])
 
 
 def mutants_of(file: str, source: str) -> list[Mutant]:
@@ -95,24 +97,24 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     lines = source.splitlines()
     tree = ast.parse(source)
     wanted = {position for node in _bodies(tree) for position in _positions(node)}
-    found = []
+    found: dict[str, Mutant] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         now = INSTEAD.get(token.string, "")
         if token.type == tokenize.NUMBER:
             is_whole = token.string.isdecimal()
             now = f"{int(token.string) + 1}" if is_whole else f"(1 + {token.string})"
         line, column = token.start
-        # zip's strict is a check of what cannot be: no right program comes there
-        if re.search(r"\bstrict=$", token.line[:column]):
-            continue
         # two words are one operator: "not in", and "is not"
         is_half = re.search(r"not $", token.line[:column]) or re.match(
             "is not", token.line[column:]
         )
         if now and token.start in wanted and not is_half:
             text = lines[line - 1].strip()
-            found.append(Mutant(file, line, column, token.string, now, text))
-    return found
+            one = Mutant(file, line, column, token.string, now, text)
+            while one.key in found:
+                one = one._replace(nth=one.nth + 1)
+            found[one.key] = one
+    return [*found.values()]
 
 
 def _bodies(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -128,7 +130,7 @@ def _positions(node: ast.AST) -> Iterator[tuple[int, int]]:
         if name in ("annotation", "returns", "type_params", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
+            if isinstance(child, ast.AST) and not _is_check(node, child):
                 yield from _positions(child)
     if isinstance(node, (ast.Constant, ast.Name, ast.Break)):
         yield (node.lineno, node.col_offset)
@@ -142,6 +144,13 @@ def _positions(node: ast.AST) -> Iterator[tuple[int, int]]:
         yield from _between(*node.values[:2])
     elif isinstance(node, ast.Compare):
         yield from _between(node.left, node.comparators[0])
+
+
+def _is_check(node: ast.AST, child: ast.AST) -> bool:
+    """Whether a child is zip's strict, a check of what cannot be: no right program comes there."""
+    if not isinstance(node, ast.Call) or not isinstance(child, ast.keyword):
+        return False
+    return isinstance(node.func, ast.Name) and node.func.id == "zip"
 
 
 def _between(left: ast.expr, right: ast.expr) -> Iterator[tuple[int, int]]:
@@ -172,9 +181,17 @@ class Covered:
     """Which tests run a line of a file, as --cover has found."""
 
     def __init__(self, folder: Path) -> None:
-        """Read a folder. Raises SystemExit where --cover has not made it."""
-        if not (folder / "times.xml").exists():
+        """Read a folder. Raises SystemExit where --cover has not made it, of this product."""
+        wanted = folder / "times.xml", folder / "coverage"
+        if not all(path.exists() for path in wanted):
             sys.exit("mutants: run it with --cover first")
+        commit = (folder / "commit").read_text()
+        words = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--"]
+        words += ["saturate", "loaders", "models"]
+        if subprocess.run(words).returncode:
+            sys.exit(
+                f"mutants: the product has changed since --cover, at {commit:.8}: run it with --cover again"
+            )
         self._data = CoverageData(str(folder / "coverage"))
         self._data.read()
         self._files = {
@@ -216,18 +233,19 @@ class Covered:
         return sorted(found & {*self.seconds}, key=self.seconds.__getitem__)
 
     def within(self, tests: Sequence[str], limit_s: float) -> list[str]:
-        """Return the first ones, as many as take no longer."""
+        """Return the first ones, as many as take no longer, and one at least."""
         total = accumulate(self.seconds[test] for test in tests)
-        return [
-            test
-            for test, until_s in zip(tests, total, strict=True)
-            if until_s < limit_s
-        ]
+        pairs = zip(tests, total, strict=True)
+        return [test for test, until_s in pairs if until_s < limit_s] or [*tests[:1]]
 
 
 def cover(tree: Path) -> None:
     """Run the tests once in a tree, and keep which of them runs which line."""
     COVERED.mkdir(exist_ok=True)
+    (COVERED / "times.xml").unlink(missing_ok=True)
+    head = ["git", "-C", str(tree), "rev-parse", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout
+    (COVERED / "commit").write_text(commit.strip())
     settings = COVERED / "settings"
     settings.write_text(f"[run]\nsource = saturate\ndata_file = {COVERED}/coverage\n")
     words = ["--cov=saturate", "--cov-context=test", f"--cov-config={settings}"]
@@ -324,8 +342,9 @@ def report(rows: Iterable[dict[str, Any]]) -> None:
     print(f"killed: {killed} of {total}, {killed / max(total, 1):.0%}")
     for row in rows:
         if not row["killed"]:
+            how = "alive" if row["tests"] else "no test runs it"
             where = f"{row['file']}:{row['line']}"
-            print(f"alive: {where}: {row['was']} -> {row['now']}: {row['text']}")
+            print(f"{how}: {where}: {row['was']} -> {row['now']}: {row['text']}")
 
 
 @contextmanager
@@ -374,12 +393,16 @@ def main() -> None:
             limit_s = START_S + SLOWER * sum(covered.seconds[word] for word in words)
             killed = tried(tree, mutant, words, limit_s) if words else ""
             if killed:
-                # by one test, or by all of them where none is named
-                blamed = (killed,) if "::" in killed else tuple(words)
+                # a test may fail because of those before it
+                upto = words.index(killed) + 1 if killed in words else len(words)
+                blamed = tuple(words[:upto])
                 if blamed not in innocent:
                     innocent[blamed] = not run_tests(tree, blamed, limit_s)
                 if not innocent[blamed]:
-                    print(f"mutants: {killed} fails without a change", flush=True)
+                    print(
+                        f"{mutant.key}: not tried, {killed} fails without it",
+                        flush=True,
+                    )
                     return
         finally:
             trees.put(tree)
@@ -402,6 +425,7 @@ def main() -> None:
         for done in [pool.submit(work, mutant) for mutant in todo]:
             done.result()
     report([rows[one.key] for one in wanted if one.key in rows])
+    print(f"not tried: {sum(one.key not in rows for one in wanted)}")
 
 
 if __name__ == "__main__":

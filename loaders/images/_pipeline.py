@@ -11,7 +11,6 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,16 @@ import torch
 from saturate.contracts import Array, Feed, ImageColumns, Plan, UserError
 from saturate.loaders._dali import first_line, import_dali, memory_named
 from saturate.loaders._memory import fitted
+from saturate.loaders._stages import Laps
 from saturate.loaders._staging import Staged, Stager, without
 from saturate.loaders.images._dali_rows import Known, Prepared
 
 DEPTH = 2
 """Batches, or parts of a large one, that DALI has under way."""
 AT_ONCE = 512
-"""Most rows that DALI gets at once: what it takes beside PyTorch's memory grows with them, and its rate no longer."""
+"""Most rows that DALI gets at once: what it takes beside PyTorch's memory grows with them. Its rate grew little above
+256 (docs/benchmarks/train.md#two-networks-three-batches-three-loaders).
+"""
 HARDWARE_SHARE = 0.8
 """Share of the JPEGs for nvJPEG's hardware engines. The SMs decode the rest, once threads of the host have undone
 their Huffman code. Shares of 0.65, 0.8 and 1 made 35,511, 37,501 and 36,706 img/s of ResNet-18 on four H100s (one run
@@ -158,10 +160,13 @@ class Outputs:
     On a GPU on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back.
     """
 
-    def __init__(self, feed: Feed[ImageColumns], stager: Stager, *, gpu: bool) -> None:
+    def __init__(
+        self, feed: Feed[ImageColumns], stager: Stager, laps: Laps, *, gpu: bool
+    ) -> None:
         self._normalised = dali_normalises(feed.plan)
         self._stream = torch.cuda.Stream(feed.device) if gpu else None
         self._stager = stager
+        self._laps = laps
         # a batch of which parts are there, and the ids that have failed in them
         self._whole: torch.Tensor | None = None
         self._failed: list[int] = []
@@ -172,8 +177,14 @@ class Outputs:
         self._failed = []
         for (images, _), part in decoded:
             staged = self._stage(images, part)
-            if staged is not None:
+            if staged is None:
+                self._laps.lap("finish")
+            else:
                 yield staged
+
+    def close(self) -> None:
+        """Give memory back."""
+        self._whole = None
 
     def _stage(self, images: Any, part: Prepared) -> Staged | None:
         """Return a batch, None where parts of it are to come."""
@@ -183,7 +194,10 @@ class Outputs:
             pixels = torch.from_dlpack(images.as_tensor())
             if part.whole is not None:
                 shape = len(rows), *pixels.shape[1:]
-                own = {"dtype": pixels.dtype, "device": pixels.device}
+                levels = pixels.dtype == torch.uint8
+                # DALI has no bfloat16, and gives fp32 in its place
+                dtype = pixels.dtype if levels else self._stager.finish.dtype
+                own = {"dtype": dtype, "device": pixels.device}
                 self._whole = fitted(self._whole, shape, **own)
                 end = part.begin + len(pixels)
                 self._whole[part.begin : end] = pixels
@@ -228,14 +242,17 @@ class Runner:
         at the end.
         """
         waiting: deque[Prepared] = deque()
-        source = chain.from_iterable(batch.cut(AT_ONCE) for batch in prepared)
+        parts: deque[Prepared] = deque()  # of a batch, which wait for their turn
+        source = iter(prepared)
         try:
             while True:
-                while (
-                    len(waiting) < DEPTH and (batch := next(source, None)) is not None
-                ):
-                    self._feed(batch)
-                    waiting.append(batch)
+                while len(waiting) < DEPTH:
+                    if not parts and (batch := next(source, None)) is not None:
+                        parts.extend(batch.cut(AT_ONCE))
+                    if not parts:
+                        break
+                    self._feed(parts[0])
+                    waiting.append(parts.popleft())
                 if not waiting:
                     return
                 outputs = self._outputs(waiting)
@@ -248,7 +265,7 @@ class Runner:
                     done.forget()
         finally:
             self._drain(waiting)
-            for batch in waiting:
+            for batch in (*waiting, *parts):
                 batch.forget()
 
     def close(self) -> None:

@@ -128,7 +128,7 @@ class DaliFed(Staging[ImageColumns]):
             name_of=feed.source.name,
             stages=self.stages,
         )
-        self._outputs = Outputs(feed, self._stager, gpu=self._gpu)
+        self._outputs = Outputs(feed, self._stager, self.stages.thread, gpu=self._gpu)
         nothing = blank_rows(size, feed.plan.batches.sample_shape[-2:])
         device = feed.device if self._gpu else None
         self._runner = Runner(
@@ -152,6 +152,7 @@ class DaliFed(Staging[ImageColumns]):
 
     def close(self) -> None:
         super().close()
+        self._outputs.close()
         if self._gpu:
             release_memory()
 

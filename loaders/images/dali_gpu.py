@@ -28,7 +28,7 @@ class DaliFiles(Staging[ImageColumns]):
         super().__init__(feed, depth=depth)
         self._gpu = gpu
         self._prepare = PathPreparer(feed)
-        self._outputs = Outputs(feed, self._stager, gpu=gpu)
+        self._outputs = Outputs(feed, self._stager, self.stages.thread, gpu=gpu)
         self._runner = Runner(
             partial(build, feed, device=feed.device if gpu else None, reads=True),
             warm=self._prepare.blank(),
@@ -56,6 +56,7 @@ class DaliFiles(Staging[ImageColumns]):
 
     def close(self) -> None:
         super().close()
+        self._outputs.close()
         self._runner.close()
         self._prepare.close()
         if self._gpu:

@@ -177,7 +177,7 @@ def train(
         sized = partial(batch_size.sized, before=before, make_step=step_of)
         settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
-        # cuDNN's search begins anew with each shape, and may take more memory than --batch-size auto has tried
+        # cuDNN's search begins anew with each shape; --batch-size auto has measured the memory of kernels without it
         searches = start.config.loading.batch_size != "auto"
         torch.backends.cudnn.benchmark = searches and not assembly.plan.batches.varies
         step = step_of(assembly, world)

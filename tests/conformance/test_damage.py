@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from saturate.contracts import UserError
+from saturate.loaders import open_loader
 from saturate.loaders.images import _dali_rows, _pipeline, dali_fed
 from saturate.loaders.images._pipeline import DEPTH
 from tests.conformance import pictures, scenes
@@ -47,7 +50,7 @@ def mixed(folder: Path, pattern: str) -> Scene:
     return scene(folder, files, classes=1)  # so that the ids follow the names
 
 
-def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
+def test_every_kind_of_damage(backend: Backend, tmp_path: Path, in_parts: None) -> None:
     damaged = pictures.damaged_files()
     files = {**scenes.small(14), **damaged}
     made = scene(tmp_path, files)
@@ -146,3 +149,22 @@ def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
         again = joined(seen(batch, feed) for batch in loader.batches(0, 0))
         assert again.ids[again.real].tolist() == list(range(small.samples))
         assert not again.failed
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_stands_for_files_goes_with_a_batch_that_nobody_takes(
+    tmp_path: Path, taken: int, in_parts: None
+) -> None:
+    """dali-cpu writes PNGs of what only PIL decodes, a batch in two parts."""
+    pytest.importorskip("nvidia.dali")
+    webp = pictures.odd_files()["webp"]
+    files = {f"{at:02d}-odd": webp + bytes(at) for at in range(16)}
+    made = scene(tmp_path, files, classes=1)
+    feed = made.feed(batch_size=BATCH, image_size=32, training=False, workers=1)
+    with open_loader("dali-cpu", feed) as loader:
+        folder = Path(loader._prepare._folder.name)  # type: ignore[attr-defined]
+        for _ in range(2):
+            with closing(loader.batches(0, 0)) as batches:  # type: ignore[type-var]
+                assert sum(1 for _ in islice(batches, taken)) == taken
+        assert len(list(loader.batches(0, 0))) == 4
+        assert [path.name for path in folder.iterdir()] == ["placeholder"]

@@ -67,8 +67,10 @@ def test_entries_are_those_that_json_reads(text: str) -> None:
      b'{"a": [' + 100_000 * b"[" + 100_000 * b"]" + b"]}", b'{"a": [' + 5000 * b"9" + b"]}"],
 )  # fmt: skip
 def test_what_has_no_such_list_is_a_line(content: bytes) -> None:
-    with pytest.raises(NotCoco, match=r"is no JSON: |has no list 'a'"):
+    with pytest.raises(NotCoco, match=r"is no JSON: |has no list 'a'") as caught:
         list(entries(io.BytesIO(content), ["a"]))
+    if b"\xff" in content:
+        assert "is no JSON: entry 0 of 'a': 'utf-8'" in str(caught.value)
 
 
 @pytest.mark.parametrize("keypoints", [False, True])

@@ -36,6 +36,7 @@ def entries(file: BinaryIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
     from msgspec import DecodeError, Raw
     from msgspec.json import decode
 
+    where = ""
     try:
         # editors of Windows begin a file with a byte-order mark
         content = file.read().removeprefix(BOM_UTF8)
@@ -54,16 +55,16 @@ def entries(file: BinaryIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
                     f"has no list '{key}'; COCO's form is "
                     '{"images": [...], "annotations": [...], "categories": [...]}'
                 )
-            for entry in document[key]:
+            for number, entry in enumerate(document[key]):
+                where = f"entry {number} of '{key}': "
                 try:
                     yield key, decode(entry) if isinstance(entry, Raw) else entry
-                except (
-                    DecodeError
-                ):  # a number beyond 1e308, which Python has as infinity
+                except DecodeError:
+                    # a number beyond 1e308, which Python has as infinity
                     yield key, json.loads(bytes(entry))
     # no JSON or no UTF-8, a number of thousands of digits, or lists in lists without end
     except (ValueError, RecursionError) as error:
-        raise NotCoco(f"is no JSON: {error}") from None
+        raise NotCoco(f"is no JSON: {where}{error}") from None
 
 
 class Image(NamedTuple):
