@@ -187,7 +187,7 @@ class Covered:
             sys.exit("mutants: run it with --cover first")
         commit = (folder / "commit").read_text()
         words = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--"]
-        words += ["saturate", "loaders", "models"]
+        words += [f":(glob){pattern}" for pattern in MUTATED]
         if subprocess.run(words).returncode:
             sys.exit(
                 f"mutants: the product has changed since --cover, at {commit:.8}: run it with --cover again"
