@@ -28,10 +28,14 @@ def commands(page: str) -> list[str]:
     )
     assert block
     joined = block[1].strip().replace("\\\n", "")
-    activated, installed, *lines = joined.splitlines()
-    assert activated.startswith(". .venv/bin/activate")
-    assert "pip install onnx onnxscript onnxruntime" in installed
-    return [line for line in lines if not line.startswith("head ")]
+    activated, *lines = joined.splitlines()
+    assert activated.startswith("scripts/setup.sh && . .venv/bin/activate")
+    (installs,) = (at for at, line in enumerate(lines) if "pip install" in line)
+    assert lines[installs].startswith(
+        "python -m pip install onnx onnxscript onnxruntime"
+    )
+    assert "scripts.export" in lines[installs + 1]
+    return [line for line in lines if re.match(r"python (?!-m pip )", line)]
 
 
 @pytest.mark.slow
