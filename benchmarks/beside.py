@@ -15,9 +15,12 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+# before torch: see there
+from saturate.engine.distributed import ProcessWorld, prepare_process
+
+# isort: split
 from benchmarks._loaders import Asked, opened, training_split
 from saturate.contracts import UserError
-from saturate.engine.distributed import ProcessWorld, prepare_process
 from saturate.run.program import Parser
 from saturate.system.exit_codes import of_program
 

@@ -148,7 +148,7 @@ def _tried(
             raise UserError(
                 "--batch-size auto is for batches of one shape, and of these the largest may come late; name a number"
             )
-        # cuDNN's search for kernels takes 5 to 25 s a size; the run has those that are tried here
+        # cuDNN's search for kernels takes up to 27 s a size (docs/tuning.md); the run has those that are tried here
         torch.backends.cudnn.benchmark = False
         step = make_step(assembly, world)
         stack.callback(step.forget)

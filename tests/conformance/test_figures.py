@@ -18,7 +18,7 @@ from tests.unit import test_coco_scoring, test_superres_task
 from tests.unit.test_meter import alone
 
 BINS = 15
-"""Of the calibration error (Guo et al. 2017)."""
+"""Bins of the calibration error, as many as Guo et al. 2017 take."""
 COUNTS = ("samples", "detections", "outputs_not_finite")
 
 
@@ -63,7 +63,7 @@ def partly_right(case: Case) -> Case:
         for place in np.flatnonzero(rows.valid):
             sample = int(rows.ids[place])
             drawn[place, labels[sample]] = (9.0, 0.0, 0.0)[sample % 3]
-            if sample % 3 == 1:  # the third of all
+            if sample % 3 == 1:  # its label comes fourth
                 drawn[place] = -drawn[place].abs()
                 drawn[place, :3] = torch.tensor([1.0, 0.9, 0.8])
                 drawn[place, labels[sample]] = 0.7
