@@ -44,38 +44,19 @@ class Prepared:
     failed: tuple[int, ...] = ()
     own_bytes: Array | None = None  # bool [B], rows whose bytes are the sample's file
     files: list[Path] = field(default_factory=list)  # substitutes
-    # of a part: the batch's rows, and at which of them it begins
-    whole: Rows | None = None
-    begin: int = 0
 
-    def only(self, begin: int, end: int) -> Prepared:
-        """Return a batch of these rows alone; the substitutes stay this one's."""
-        part = slice(begin, end)
-        rows = some(self.rows, part)
+    def only(self, row: int) -> Prepared:
+        """Return a batch of this row alone; the substitutes stay this one's."""
+        part = slice(row, row + 1)
         return Prepared(
-            rows=rows,
+            rows=some(self.rows, part),
             data=self.data[part],
             starts=self.starts[part],
             shapes=self.shapes[part],
             windows=self.windows[part],
             sizes=self.sizes[part],
             places={name: values[part] for name, values in self.places.items()},
-            failed=tuple(np.intersect1d(self.failed, rows.ids).tolist()),
-            own_bytes=None if self.own_bytes is None else self.own_bytes[part],
         )
-
-    def cut(self, most: int) -> list[Prepared]:
-        """Return this batch in parts of `most` rows at most; the last one has the substitutes."""
-        count = -(-len(self.rows) // most)
-        if count == 1:
-            return [self]
-        size = -(-len(self.rows) // count)
-        parts = [
-            replace(self.only(begin, begin + size), whole=self.rows, begin=begin)
-            for begin in range(0, len(self.rows), size)
-        ]
-        parts[-1].files = self.files
-        return parts
 
     def forget(self) -> None:
         """Remove the substitutes."""
@@ -133,8 +114,8 @@ def blank_rows(batch_size: int, size: tuple[int, ...]) -> Rows:
     )
 
 
-def largest_rows(feed: Feed[ImageColumns], threads: int, size: int) -> Rows | None:
-    """Return a batch of `size` that takes as much memory as any is likely to: the largest images that DALI decodes, one
+def largest_rows(feed: Feed[ImageColumns], threads: int) -> Rows | None:
+    """Return a batch that takes as much memory as any is likely to: the largest images that DALI decodes, one
     for each of its `threads`, which keep buffers of that size, beside others of all sizes. All are whole.
 
     None where no size is known yet. A whole batch of the largest never comes in an epoch, and would take
@@ -142,6 +123,7 @@ def largest_rows(feed: Feed[ImageColumns], threads: int, size: int) -> Rows | No
     """
     columns = feed.columns
     pixels = np.asarray(columns.height).astype(np.int64) * np.asarray(columns.width)
+    size = feed.plan.batches.rows
 
     def decoded(ids: Array) -> Array:
         """Return those of known size that PIL need not decode."""

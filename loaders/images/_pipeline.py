@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,11 @@ import torch
 
 from saturate.contracts import Array, Feed, ImageColumns, Plan, UserError
 from saturate.loaders._dali import first_line, import_dali, memory_named
-from saturate.loaders._memory import fitted
-from saturate.loaders._stages import Laps
 from saturate.loaders._staging import Staged, Stager, without
 from saturate.loaders.images._dali_rows import Known, Prepared
 
 DEPTH = 2
-"""Batches, or parts of a large one, that DALI has under way."""
-AT_ONCE = 512
-"""Most rows that DALI gets at once: what it takes beside PyTorch's memory grows with them. Its rate grew little above
-256 (docs/benchmarks/train.md#two-networks-three-batches-three-loaders).
-"""
+"""Batches that DALI has under way."""
 HARDWARE_SHARE = 0.8
 """Share of the JPEGs for nvJPEG's hardware engines. The SMs decode the rest, once threads of the host have undone
 their Huffman code. Shares of 0.65, 0.8 and 1 made 35,511, 37,501 and 36,706 img/s of ResNet-18 on four H100s (one run
@@ -75,7 +68,7 @@ def build(
     fn = dali.fn
     types = dali.types
     pipeline = dali.Pipeline(
-        batch_size=batch_size or min(feed.plan.batches.rows, AT_ONCE),
+        batch_size=batch_size or feed.plan.batches.rows,
         num_threads=threads,
         device_id=None if device is None else device.index,
         prefetch_queue_depth=DEPTH,
@@ -160,60 +153,28 @@ class Outputs:
     On a GPU on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back.
     """
 
-    def __init__(
-        self, feed: Feed[ImageColumns], stager: Stager, laps: Laps, *, gpu: bool
-    ) -> None:
+    def __init__(self, feed: Feed[ImageColumns], stager: Stager, *, gpu: bool) -> None:
         self._normalised = dali_normalises(feed.plan)
         self._stream = torch.cuda.Stream(feed.device) if gpu else None
         self._stager = stager
-        self._laps = laps
-        # a batch of which parts are there, and the ids that have failed in them
-        self._whole: torch.Tensor | None = None
-        self._failed: list[int] = []
         self.raw_stream = self._stream.cuda_stream if self._stream else None
 
-    def stage(self, decoded: Iterable[tuple[Any, Prepared]]) -> Generator[Staged]:
-        """Yield the batches of what Runner.run yields."""
-        self._failed = []
-        for (images, _), part in decoded:
-            staged = self._stage(images, part)
-            if staged is None:
-                self._laps.lap("finish")
-            else:
-                yield staged
-
-    def close(self) -> None:
-        """Give memory back."""
-        self._whole = None
-
-    def _stage(self, images: Any, part: Prepared) -> Staged | None:
-        """Return a batch, None where parts of it are to come."""
-        rows = part.whole or part.rows
-        self._failed += part.failed
+    def stage(self, images: Any, batch: Prepared) -> Staged:
+        rows = batch.rows
+        valid = without(rows, batch.failed)
+        if self._stream is None:
+            return self._stager.stage(
+                torch.from_dlpack(images.as_tensor()), rows, valid
+            )
         with torch.cuda.stream(self._stream):
             pixels = torch.from_dlpack(images.as_tensor())
-            if part.whole is not None:
-                shape = len(rows), *pixels.shape[1:]
-                levels = pixels.dtype == torch.uint8
-                # DALI has no bfloat16, and gives fp32 in its place
-                dtype = pixels.dtype if levels else self._stager.finish.dtype
-                own = {"dtype": dtype, "device": pixels.device}
-                self._whole = fitted(self._whole, shape, **own)
-                end = part.begin + len(pixels)
-                self._whole[part.begin : end] = pixels
-                if end < len(rows):
-                    return None
-                pixels = self._whole
-            valid = without(rows, self._failed)
-            self._failed = []
-            if self._stream is None:
-                return self._stager.stage(pixels, rows, valid)
-            normalised = self._normalised
-            return self._stager.on_device(pixels, rows, valid, normalised=normalised)
+            return self._stager.on_device(
+                pixels, rows, valid, normalised=self._normalised
+            )
 
 
 class Runner:
-    """Feeds a pipeline with rows, in order, DEPTH parts ahead; makes it anew when a file has ended it.
+    """Feeds a pipeline with rows, in order, DEPTH batches ahead; makes it anew when a file has ended it.
 
     `make`: `build`, which is given other numbers to try a file alone. `diagnose`: ids of a batch that PIL
     does not decode either. `again`: the batch, prepared with what is known by now.
@@ -229,7 +190,7 @@ class Runner:
         output_stream: int | None = None,
     ) -> None:
         self._make = make
-        self._warm = warm.cut(AT_ONCE)[0]
+        self._warm = warm
         self._diagnose = diagnose
         self._again = again
         self._stream = output_stream
@@ -238,21 +199,16 @@ class Runner:
         self.known = Known()
 
     def run(self, prepared: Iterable[Prepared]) -> Generator[tuple[Any, Prepared]]:
-        """Yield (outputs, batch) or (outputs, part of one), valid until the next is asked for; drain the pipeline
-        at the end.
-        """
+        """Yield (outputs, batch), valid until the next is asked for; drain the pipeline at the end."""
         waiting: deque[Prepared] = deque()
-        parts: deque[Prepared] = deque()  # of a batch, which wait for their turn
         source = iter(prepared)
         try:
             while True:
-                while len(waiting) < DEPTH:
-                    if not parts and (batch := next(source, None)) is not None:
-                        parts.extend(batch.cut(AT_ONCE))
-                    if not parts:
-                        break
-                    self._feed(parts[0])
-                    waiting.append(parts.popleft())
+                while (
+                    len(waiting) < DEPTH and (batch := next(source, None)) is not None
+                ):
+                    self._feed(batch)
+                    waiting.append(batch)
                 if not waiting:
                     return
                 outputs = self._outputs(waiting)
@@ -265,7 +221,7 @@ class Runner:
                     done.forget()
         finally:
             self._drain(waiting)
-            for batch in (*waiting, *parts):
+            for batch in waiting:
                 batch.forget()
 
     def close(self) -> None:
@@ -303,8 +259,7 @@ class Runner:
             self.known.bad |= bad
             self.known.odd |= odd
             for index, batch in enumerate(waiting):
-                anew = self._again(batch, self.known)
-                waiting[index] = replace(anew, whole=batch.whole, begin=batch.begin)
+                waiting[index] = self._again(batch, self.known)
                 batch.forget()
                 self._feed(waiting[index])
 
@@ -320,10 +275,10 @@ class Runner:
             tried &= batch.own_bytes
         for row in np.flatnonzero(tried).tolist():
             with memory_named():
-                alone = alone or self._started(self._warm.only(0, 1), 1, 1)
+                alone = alone or self._started(self._warm.only(0), 1, 1)
             try:
                 with memory_named():
-                    _input(alone, batch.only(row, row + 1))
+                    _input(alone, batch.only(row))
                     alone.schedule_run()
                     alone.share_outputs()
                     alone.release_outputs()

@@ -128,7 +128,7 @@ class DaliFed(Staging[ImageColumns]):
             name_of=feed.source.name,
             stages=self.stages,
         )
-        self._outputs = Outputs(feed, self._stager, self.stages.thread, gpu=self._gpu)
+        self._outputs = Outputs(feed, self._stager, gpu=self._gpu)
         nothing = blank_rows(size, feed.plan.batches.sample_shape[-2:])
         device = feed.device if self._gpu else None
         self._runner = Runner(
@@ -152,7 +152,6 @@ class DaliFed(Staging[ImageColumns]):
 
     def close(self) -> None:
         super().close()
-        self._outputs.close()
         if self._gpu:
             release_memory()
 
@@ -161,8 +160,10 @@ class DaliFed(Staging[ImageColumns]):
 
     def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
         prepared = self._repeated(rows) if self._repeats else self._prepared(rows)
-        runs = self._runner.run(prepared)
-        return self._outputs.stage(self.stages.waited(runs, "dali"))
+        for (images, _), batch in self.stages.waited(
+            self._runner.run(prepared), "dali"
+        ):
+            yield self._outputs.stage(images, batch)
 
     def _repeated(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         with closing(self._prepared(rows)) as prepared:

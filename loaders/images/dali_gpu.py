@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from saturate.contracts import Feed, ImageColumns, Rows, UserError
 from saturate.loaders._dali import import_dali, release_memory
 from saturate.loaders._staging import Staged, Staging
 from saturate.loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
-from saturate.loaders.images._pipeline import AT_ONCE, DEPTH, Outputs, Runner, build
+from saturate.loaders.images._pipeline import DEPTH, Outputs, Runner, build
 
 
 class DaliFiles(Staging[ImageColumns]):
@@ -28,7 +27,7 @@ class DaliFiles(Staging[ImageColumns]):
         super().__init__(feed, depth=depth)
         self._gpu = gpu
         self._prepare = PathPreparer(feed)
-        self._outputs = Outputs(feed, self._stager, self.stages.thread, gpu=gpu)
+        self._outputs = Outputs(feed, self._stager, gpu=gpu)
         self._runner = Runner(
             partial(build, feed, device=feed.device if gpu else None, reads=True),
             warm=self._prepare.blank(),
@@ -48,30 +47,24 @@ class DaliFiles(Staging[ImageColumns]):
         """Have DALI take the memory that large images need: it runs out now or never, and no step is slow
         for it later.
         """
-        size = min(self._feed.plan.batches.rows, AT_ONCE)
-        rows = largest_rows(self._feed, max(self._feed.workers, 1), size)
+        rows = largest_rows(self._feed, max(self._feed.workers, 1))
         if rows is not None:
             for _ in self._runner.run(self._prepared([rows] * DEPTH)):
                 pass
 
     def close(self) -> None:
         super().close()
-        self._outputs.close()
         self._runner.close()
         self._prepare.close()
         if self._gpu:
             release_memory()
 
     def _staged(self, rows: Sequence[Rows]) -> Generator[Staged]:
-        runs = self._runner.run(self._prepared(rows))
-        return self._outputs.stage(self._checked(self.stages.waited(runs, "dali")))
-
-    def _checked(
-        self, runs: Iterable[tuple[Any, Prepared]]
-    ) -> Generator[tuple[Any, Prepared]]:
-        for outputs, part in runs:
-            self._prepare.check(part, np.asarray(outputs[1].as_tensor())[:, 0])
-            yield outputs, part
+        for (images, sizes), batch in self.stages.waited(
+            self._runner.run(self._prepared(rows)), "dali"
+        ):
+            self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
+            yield self._outputs.stage(images, batch)
 
     def _prepared(self, rows: Iterable[Rows]) -> Iterator[Prepared]:
         thread = self.stages.thread

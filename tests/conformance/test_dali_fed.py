@@ -13,7 +13,7 @@ import torch
 from saturate.contracts import Batch
 from saturate.loaders import open_loader
 from saturate.loaders._workers import PART
-from saturate.loaders.images import _pipeline, dali_fed
+from saturate.loaders.images import dali_fed
 from tests.conformance.looking import passed
 from tests.conformance.scenes import Scene
 
@@ -24,8 +24,6 @@ def test_files_that_do_not_fit(small: Scene, monkeypatch: pytest.MonkeyPatch) ->
     feed = small.feed(batch_size=PART + 7, image_size=32, training=False, workers=2)
     expected = passed(lambda its: open_loader("dali-fed", its), feed)
     monkeypatch.setattr(dali_fed, "_room", lambda feed, rows: 4096)
-    # DALI gets it in eight parts, of which the last is shorter
-    monkeypatch.setattr(_pipeline, "AT_ONCE", 5)
     found = passed(lambda its: open_loader("dali-fed", its), feed)
     assert found.ids.tolist() == expected.ids.tolist() and not found.failed
     np.testing.assert_array_equal(found.raw, expected.raw)

@@ -25,12 +25,6 @@ BATCH = 4
 EPOCHS = ((0, 0), (1, 0))
 
 
-@pytest.fixture
-def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI gets each batch in two parts, as it does large ones."""
-    monkeypatch.setattr(_pipeline, "AT_ONCE", BATCH - 1)
-
-
 def mixed(folder: Path, pattern: str) -> Scene:
     """A scene whose files are good (.) or broken (x), in validation's order."""
     files = {}
@@ -50,7 +44,7 @@ def mixed(folder: Path, pattern: str) -> Scene:
     return scene(folder, files, classes=1)  # so that the ids follow the names
 
 
-def test_every_kind_of_damage(backend: Backend, tmp_path: Path, in_parts: None) -> None:
+def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
     damaged = pictures.damaged_files()
     files = {**scenes.small(14), **damaged}
     made = scene(tmp_path, files)
@@ -74,9 +68,7 @@ def test_every_kind_of_damage(backend: Backend, tmp_path: Path, in_parts: None) 
         "xxxxxxxx",  # nothing else at all
     ],
 )
-def test_wherever_damage_is(
-    backend: Backend, tmp_path: Path, pattern: str, in_parts: None
-) -> None:
+def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> None:
     assert len(pattern) / BATCH > DEPTH or pattern == "xxxxxxxx"
     made = mixed(tmp_path, pattern)
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
@@ -86,7 +78,7 @@ def test_wherever_damage_is(
 
 
 def test_files_that_pil_decodes_and_dali_does_not(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_parts: None
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though their headers promise nothing odd: they are handed over as PIL's pixels, from then on."""
     for module in (_dali_rows, dali_fed):
@@ -153,9 +145,9 @@ def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_what_stands_for_files_goes_with_a_batch_that_nobody_takes(
-    tmp_path: Path, taken: int, in_parts: None
+    tmp_path: Path, taken: int
 ) -> None:
-    """dali-cpu writes PNGs of what only PIL decodes, a batch in two parts."""
+    """dali-cpu writes PNGs of what only PIL decodes."""
     pytest.importorskip("nvidia.dali")
     webp = pictures.odd_files()["webp"]
     files = {f"{at:02d}-odd": webp + bytes(at) for at in range(16)}
