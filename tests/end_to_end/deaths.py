@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -36,10 +37,16 @@ GOES_ON_S = 900.0
 
 
 def kill_trainer(pid: int) -> None:
-    """Kill the trainer of the agent, and leave its spare."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    own = [child for child in map(int, children) if os.getsid(child) == os.getsid(pid)]
-    os.kill(own[0], signal.SIGKILL)
+    """Kill the trainer of the agent, once it has one, and leave its spare."""
+    file = Path(f"/proc/{pid}/task/{pid}/children")
+    until = time.monotonic() + GOES_ON_S
+    while time.monotonic() < until:
+        for child in map(int, file.read_text().split()):
+            with suppress(ProcessLookupError):  # it has ended
+                if os.getsid(child) == os.getsid(pid):
+                    return os.kill(child, signal.SIGKILL)
+        time.sleep(0.1)
+    raise TimeoutError(f"the agent {pid} has no trainer")
 
 
 def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
