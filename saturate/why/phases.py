@@ -187,10 +187,9 @@ class Run:
         self._epoch.begun = begun
         if self._decided(batches) is END:
             return self._over(pull)
-        is_whole = self._epoch.given >= (length_of(loader) or math.inf)
         if (
-            is_whole
-            and self._epoch.iterator_is_behind
+            self._epoch.iterator_is_behind
+            and self._epoch.given >= (length_of(loader) or math.inf)
             and not is_endless(loader, batches)
         ):
             # as long as in the program's own loop, which may count on it

@@ -24,6 +24,8 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+import psutil
+
 from tests.end_to_end.hosts import Host, network
 from tests.end_to_end.runs import Runner, draw, importable
 from tests.end_to_end.test_cut_off import Cluster
@@ -40,13 +42,13 @@ def kill_trainer(pid: int) -> None:
     """Kill the trainer of the agent, once it has one, and leave its spare."""
     file = Path(f"/proc/{pid}/task/{pid}/children")
     until = time.monotonic() + GOES_ON_S
-    while time.monotonic() < until:
+    while time.monotonic() < until and psutil.Process(pid).status() != "zombie":
         for child in map(int, file.read_text().split()):
             with suppress(ProcessLookupError):  # it has ended
                 if os.getsid(child) == os.getsid(pid):
                     return os.kill(child, signal.SIGKILL)
         time.sleep(0.1)
-    raise TimeoutError(f"the agent {pid} has no trainer")
+    raise RuntimeError(f"the agent {pid} has no trainer")
 
 
 def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
@@ -93,6 +95,8 @@ def one_round(folder: Path, seed: int, number: int, deaths: int) -> dict[str, An
     flags = draws.choice(["", "--warm-spare true"])
     took: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with network(3, train) as hosts:
+        for host in hosts:
+            host.log = folder / f"host-{host.number}.log"
         cluster = Cluster(train, data, hosts, flags, GOES_ON_S)
         for _ in range(deaths):
             (kind,) = draws.choices([*KINDS], [*KINDS.values()])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -31,6 +32,8 @@ class Host:
         self.number = number
         self._train = train
         self.folder = train.cwd
+        # where what it says goes; else into a pipe, which a program fills in time, and then waits for ever
+        self.log: Path | None = None
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: object, **variables: str) -> subprocess.Popen[str]:
@@ -58,7 +61,7 @@ class Host:
                 **variables,
             },
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self.log.open("a") if self.log else subprocess.PIPE,
             text=True,
         )
         self.started.append(process)
