@@ -39,7 +39,8 @@ from benchmarks._suite import (
     measuring,
 )
 from benchmarks.train import require_data
-from saturate.contracts import Feed, Loader, UserError
+from benchmarks.video_set import BITS_OF_A_NUMBER, SQUARES_A_SIDE
+from saturate.contracts import Batch, Feed, Loader, Rows, UserError
 from saturate.engine.distributed import ProcessWorld, cores, prepare_process
 from saturate.loaders import open_loader
 from saturate.report.hardware import device_gib, hardware, host_gib, versions
@@ -64,6 +65,8 @@ MOST_OF_THE_RANGE = 0.8
 """Share of a reading's range from which on its lasting rises are all that there is."""
 NORMAL = 1.4826
 """Standard deviation of normal noise over the median deviation."""
+MOST_TOLD = 5
+"""Wrong clips of which a failed point has a line."""
 MIB = ("host_mib", "device_mib")
 COUNTS = ("files", "threads", "processes")
 """Readings that are counts, none of which may grow."""
@@ -91,6 +94,9 @@ class Soak(Common):
     """Height and width of the output, pixels."""
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
+    numbered: bool = False
+    """The videos are square ones of `video-set`: each frame that comes is read, and a wrong one is a failed point. Its
+    clip is kept as wrong-*.pt."""
     max_mib_an_epoch: NotNegative = 0.5
     """MiB an epoch: growth of host or of device memory above which a point fails. Files, threads and processes
     may not grow at all. A pool that meets a larger batch than before grows by a step: growth in at most 3 steps
@@ -247,7 +253,10 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
     """Return the folder's images with the windows of training, or clips of its videos. Raises UserError."""
     medium = medium_of(settings.task)
     workers = world.workers(settings.workers)
-    how = {"task": settings.task, "window": "random-resized", "flip": 0.5}
+    how: dict[str, Any] = {"task": settings.task, "window": "random-resized"}
+    how |= {"flip": 0.5}
+    if settings.numbered:  # the whole frame, which shows its number
+        how["short_side"] = settings.image_size
     asked = asked_of(medium, point, workers=workers, **how)
     assert settings.data is not None
     data = training_split(settings.data, settings.task)
@@ -267,11 +276,16 @@ def measure(
     batches = feed(settings, point, world)
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
+    frames, wrong = 0, list[str]()
     with open_(point["loader"], batches) as loader:
         for epoch in range(settings.epochs):
             meter.resume(epoch)
-            for batch in loader.batches(epoch, 0):
+            rows = batches.plan.rows(epoch, 0)
+            for batch, asked in zip(loader.batches(epoch, 0), rows, strict=True):
                 meter.add(batch.delivered)
+                if settings.numbered:
+                    frames += batch.delivered * batch.images.shape[2]
+                    wrong += wrong_clips(batch, asked, folder, epoch)
             window = meter.pause()
             assert window is not None
             now = {"rate": window.rate, **reading(device)}
@@ -292,13 +306,37 @@ def measure(
         **{name: values[-1] for name, values in warm.items()},
         "verdict": "; ".join([*leaks, *notes]) or "flat",
     }
+    if settings.numbered:
+        figures |= {"frames": frames, "wrong": len(wrong)}
     return Measured(
         figures=figures,
         spread={"rate": told} if told else {},
         versions=versions(),
         hardware=hardware(device, cores()),
-        error="; ".join(leaks) or None,
+        error="; ".join([*wrong[:MOST_TOLD], *leaks]) or None,
     )
+
+
+def wrong_clips(batch: Batch, asked: Rows, folder: Path, epoch: int) -> list[str]:
+    """Return a line for each clip whose frames are not those of its row, and keep the clip.
+
+    The numbers are read as video_set.number_of does, on the device.
+    """
+    assert asked.frames is not None
+    side = batch.images.shape[-1] // SQUARES_A_SIDE
+    corner = batch.images[..., :side, : BITS_OF_A_NUMBER * side].float()
+    squares = corner.unflatten(-1, (BITS_OF_A_NUMBER, side)).mean((1, 3, 5))
+    bits = (squares > 0).long() << torch.arange(BITS_OF_A_NUMBER, device=squares.device)
+    shown = bits.sum(-1).cpu().numpy()
+    valid = batch.valid.cpu().numpy()
+    said = []
+    for place in np.flatnonzero((shown != asked.frames).any(1) & valid).tolist():
+        sample = int(asked.ids[place])
+        torch.save(batch.images[place].cpu(), folder / f"wrong-{epoch}-{sample}.pt")
+        at = np.flatnonzero(shown[place] != asked.frames[place])
+        numbers = f"{shown[place][at].tolist()}, not {asked.frames[place][at].tolist()}"
+        said.append(f"epoch {epoch}, video {sample} shows frames {numbers}")
+    return said
 
 
 COLUMNS = {
@@ -311,6 +349,8 @@ COLUMNS = {
     **{f"{name}_an_epoch": (f"{name} an epoch", "{:+.2f}") for name in COUNTS},
     "host_mib": ("host MiB", "{:,.0f}"),
     "device_mib": ("GPU MiB", "{:,.0f}"),
+    "frames": ("frames read", "{:,}"),
+    "wrong": ("wrong clips", "{}"),
     "verdict": ("verdict", "{}"),
 }
 DETAILS = {name: (name, "{:.0f}") for name in COUNTS}

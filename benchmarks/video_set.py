@@ -23,7 +23,9 @@ from scripts.demo_videos import encode
 
 CLASS = "video"
 BITS_OF_A_NUMBER = 12
-"""Squares of a frame that show its number, lowest bit first, each a 16th of its height."""
+"""Squares of a frame that show its number, lowest bit first."""
+SQUARES_A_SIDE = 16
+"""As many of them one above the other are as high as a frame."""
 BITS = 0.065
 """Bits a pixel takes in a file: 4 Mbit/s at 1080p, as video sites have it."""
 GRAINS = 8
@@ -57,9 +59,9 @@ def write(
     kind = kind or Kind()
     dest = dest.resolve()
     sides = kind.height, kind.width
-    if count < 1 or min(sides) < 16 or any(side % 2 for side in sides):
+    if count < 1 or min(sides) < SQUARES_A_SIDE or any(side % 2 for side in sides):
         raise ValueError(
-            f"needs a video and even sides, from 16 pixels on: got {count} of {kind}"
+            f"needs a video and even sides, from {SQUARES_A_SIDE} pixels on: got {count} of {kind}"
         )
     stamp = {"count": count, **asdict(kind)}
     with unless_there(dest, "video_set.json", stamp) as fresh:
@@ -85,7 +87,7 @@ def draw(folder: Path, kind: Kind, index: int) -> None:
     ground, _ = background(rng, width + width // 4, height + height // 4)
     levels = np.asarray(ground, np.int16)
     grain = rng.normal(0, 3, (GRAINS, height, width, 1)).astype(np.int16)
-    side = height // 16
+    side = height // SQUARES_A_SIDE
     steps = np.cumsum(rng.integers(-4, 5, (kind.frames, 2)), axis=0)
     places = np.abs(steps) % np.array([height // 4, width // 4])
 
@@ -113,7 +115,7 @@ def draw(folder: Path, kind: Kind, index: int) -> None:
 
 def number_of(frame: np.ndarray) -> int:
     """Return the number that a frame shows, uint8 [height, width, 3] in the size in which it was coded."""
-    side = len(frame) // 16
+    side = len(frame) // SQUARES_A_SIDE
     cells = frame[:side, : BITS_OF_A_NUMBER * side].mean(axis=(0, 2))
     return sum(
         int(cells[bit * side : (bit + 1) * side].mean() > 128) << bit

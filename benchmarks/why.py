@@ -1,7 +1,7 @@
 """Slow loops by a planted cause: is it named by `saturate why`, and does its prediction hold?
 
     python -m benchmarks.why IMAGES [--only REGEX] [--repeats 3] [--output FILE] [--traceml]
-    python -m benchmarks.why IMAGES --overhead ""
+    python -m benchmarks.why --hooks [--repeats 3]
 
 Each cause is a run of why_loop.py under `saturate why`, and where a change is predicted, `--repeats` runs with that
 change really made, by the loop's own stopwatch.
@@ -22,8 +22,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.why_loop import converted
 
@@ -71,6 +69,9 @@ CAUSES = {
     "few workers": Cause("arch=resnet50 size=224 workers=1", "num_workers", "num_workers=4$", "workers=4", gpu=True),
     "GPU shared": Cause(BIG, "Another process uses this GPU", "this GPU alone", "pin=1", gpu=True, beside=1),
 }  # fmt: skip
+
+ALONE = Cause("", "")
+"""A program that nothing disturbs, on a CPU's cores."""
 
 
 def loop(cause: Cause, images: Path, words: str) -> list[str]:
@@ -183,21 +184,21 @@ def tried(
     return row
 
 
-def overhead(images: Path, words: str, repeats: int) -> None:
-    """Print the loop's own rate with hooks and without them, in turns."""
-    cause = Cause(words, "", gpu=torch.cuda.is_available())
-    plain = command(cause, images, f"{words} stopwatch=20")
-    # a window that does not end: all of it are the program's own batches
-    watched = [sys.executable, "-m", "saturate", "why", "--seconds", "1000", "--", *plain]  # fmt: skip
-    rates: dict[str, list[float]] = {"without": [], "with": []}
-    for _ in range(repeats):
-        rates["without"].append(rate_of(run(plain, cause)))
-        rates["with"].append(rate_of(run(watched, cause, code=2)))
-    for name, each in rates.items():
-        print(f"{name:8} {statistics.median(each):.1f}", [round(one, 1) for one in each])  # fmt: skip
-    pairs = zip(rates["with"], rates["without"], strict=True)
-    share = statistics.median(one / other for one, other in pairs) - 1
-    print(f"hooks: {share:+.2%} of the rate")
+def hooks(repeats: int) -> None:
+    """Print what the hooks add to a batch with its step, and to a transform, in microseconds of one core."""
+    added = {}
+    for transforms in ("0", "10"):
+        plain = [sys.executable, str(LOOP.with_name("why_hooks.py")), transforms]
+        # a window that does not end: all of it are the program's own batches
+        watched = [sys.executable, "-m", "saturate", "why", "--seconds", "1000", "--", *plain]  # fmt: skip
+        pairs = [
+            [float(run(plain, ALONE)), float(run(watched, ALONE, code=2).split()[0])]
+            for _ in range(repeats)
+        ]
+        added[transforms] = statistics.median(one - other for other, one in pairs)
+        print(f"{transforms:2} transforms, us without and with hooks: {pairs}")
+    a_transform = (added["10"] - added["0"]) / 10
+    print(f"a batch and its step: {added['0']:.0f} us; a transform: {a_transform:.1f} us")  # fmt: skip
 
 
 def verdict_of(table: str) -> str:
@@ -227,20 +228,19 @@ def rate_of(printed: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("images", type=Path)
+    parser.add_argument("images", type=Path, nargs="?", default=Path())
     parser.add_argument("--only", default="")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--traceml", action="store_true", help="its verdict, too")
-    parser.add_argument("--overhead", help="words of a loop: its rate with hooks")
+    parser.add_argument("--hooks", action="store_true", help="what they cost")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
+    if asked.hooks:
+        return hooks(asked.repeats)
     rows = []
     with tempfile.TemporaryDirectory() as made:
         images = Path(made)
         (images / "jpeg").symlink_to(asked.images.resolve())
-        if asked.overhead is not None:
-            overhead(images, asked.overhead, asked.repeats)
-            return
         for name in CAUSES:
             if not re.search(asked.only, name):
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import bench, soak
+from benchmarks import bench, soak, video_set
 from benchmarks._suite import Measured, results, run
 from benchmarks.soak import Soak, verdict
-from saturate.contracts import UserError
+from saturate.contracts import Batch, UserError
 from saturate.loaders import open_loader
 from tests.conformance.plants import Leaks
 from tests.end_to_end.runs import draw
@@ -102,6 +103,46 @@ def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(
     assert figures["host_mib_an_epoch"] == pytest.approx(1.0, abs=0.3)
     series = json.loads((tmp_path / "leaks" / "series.json").read_text())
     assert len(series["host_mib"]) == 18
+
+
+class Mixed(Leaks):
+    """A real loader that shows a frame of the third epoch twice."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        for batch in self.inner.batches(epoch, first):
+            if epoch == 2:
+                batch.images[1, :, 3] = batch.images[1, :, 2]
+            yield batch
+
+
+@pytest.mark.usefixtures("few_objects")
+def test_a_frame_that_is_another_one_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kind = video_set.Kind(frames=12, height=64, width=64, gop=5)
+    video_set.write(tmp_path / "videos", 4, kind, progress=False)
+    small = {"epochs": 14, "batch_size": 4, "image_size": 64, "workers": 1}
+    more = {"task": "video", "loaders": ("pyav",), "numbered": True}
+    settings = Soak(data=tmp_path / "videos", max_mib_an_epoch=50, **small, **more)
+    (point,) = soak.points(settings)
+    for make, wrong in ((open_loader, 0), (Mixed, 1)):
+
+        def opened(name: str, feed: Any, make: Any = make) -> Any:
+            return (
+                make(feed, partial(open_loader, name))
+                if make is Mixed
+                else make(name, feed)
+            )
+
+        found = soak.measure(settings, point, tmp_path, open_=opened)
+        assert (
+            found.figures["wrong"] == wrong and found.figures["frames"] == 14 * 4 * 16
+        )
+        said = found.error or ""
+    number = int(re.findall(r"^epoch 2, video \d shows frames \[(\d+)\]", said)[0])
+    assert f"[{number}], not [{number + 1}]" in said
+    assert [path.name[:8] for path in tmp_path.glob("wrong-*.pt")] == ["wrong-2-"]
 
 
 def test_points(data: Path) -> None:
