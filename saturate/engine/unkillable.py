@@ -457,15 +457,17 @@ class Agent:
             except Exception:
                 # the trainer that is forked in its place says it
                 os._exit(exit_codes.FAILED)
-        place = json.loads(os.read(reads, PLACE_BYTES))
+        told = os.read(reads, PLACE_BYTES)
         os.close(reads)
+        if not told:  # its agent has died, and the signal comes after the end of the pipe
+            os._exit(ANOTHER_ENDED)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         global memory, began_s
         memory = self.memory
         began_s = time.time()
-        os.environ.update(place)
+        os.environ.update(json.loads(told))
         return True
 
     def _warm_up(self) -> None:

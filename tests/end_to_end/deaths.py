@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from tests.end_to_end.hosts import Host, network
-from tests.end_to_end.runs import Runner, draw, importable
+from tests.end_to_end.runs import Runner, draw, importable, until
 from tests.end_to_end.test_cut_off import Cluster
 from tests.end_to_end.test_unkillable import parts, same_as_planned
 
@@ -70,6 +70,7 @@ def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
     ended = host.started.pop()
     ended.communicate(timeout=GOES_ON_S)
     host.kill()  # a store of its own
+    until(lambda: not host.has_store(), GOES_ON_S, "its store to be gone")
     host.join()
     time.sleep(draws.random())
     (store,) = (one for one in cluster.hosts if one.has_store())

@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from saturate.engine.unkillable import ANOTHER_ENDED
 from tests.end_to_end.runs import (
     ROOT,
     TIMEOUT_S,
@@ -231,6 +234,27 @@ def test_a_warm_spare_takes_the_place_of_a_trainer(
     parts_s = summary(train.cwd / "run")["start_s"]
     assert sum(parts_s.values()) < warm_s + 1.0, "the wait is no part of the start"
     same_as_planned(run)
+
+
+FORKS = """
+import os
+from saturate.engine.unkillable import Agent
+agent = object.__new__(Agent)
+agent.memory, agent._says_memory = None, False
+assert not agent._fork()
+os.close(agent._tells)
+print(os.waitpid(agent._spare, 0)[1])
+"""
+
+
+def test_a_trainer_to_be_whose_agent_dies_says_nothing(train: Runner) -> None:
+    """The end of its pipe may come before the signal that ends it."""
+    words = [sys.executable, "-c", FORKS]
+    done = subprocess.run(words, env=importable(train.env), capture_output=True)
+    assert (os.waitstatus_to_exitcode(int(done.stdout)), done.stderr) == (
+        ANOTHER_ENDED,
+        b"",
+    )
 
 
 DIES = """
