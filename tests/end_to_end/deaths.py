@@ -51,6 +51,10 @@ def kill_trainer(pid: int) -> None:
     raise RuntimeError(f"the agent {pid} has no trainer")
 
 
+def stores(cluster: Cluster) -> list[Host]:
+    return [host for host in cluster.hosts if host.has_store()]
+
+
 def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
     """Let it die, and have the run go on with all hosts; return the seconds to the next step."""
     process = cluster.there[host.number]
@@ -69,11 +73,12 @@ def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
     took_s = cluster.without(host).began_s - now
     ended = host.started.pop()
     ended.communicate(timeout=GOES_ON_S)
-    host.kill()  # a store of its own
-    until(lambda: not host.has_store(), GOES_ON_S, "its store to be gone")
+    host.kill()  # a store of its own, which outlives an agent: the others then move to another one
+    others = [[other] for other in cluster.hosts if other is not host]
+    until(lambda: stores(cluster) in others, GOES_ON_S, "one store, elsewhere")
     host.join()
     time.sleep(draws.random())
-    (store,) = (one for one in cluster.hosts if one.has_store())
+    (store,) = stores(cluster)
     before = len(parts(cluster.samples))
     cluster.start_on(host, store)
     cluster.go_on(before)
