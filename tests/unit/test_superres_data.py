@@ -209,6 +209,15 @@ def test_a_folder_of_small_images_among_the_large_ones(
     assert len(listed(tmp_path / "data", "train", scale=scale)) == 7
 
 
+def test_small_images_are_up_to_eight_times_smaller(tmp_path: Path) -> None:
+    for times in (8, 9):
+        data = tmp_path / str(times)
+        images = write(data / "Raw Data", 4, even=True, side=8 * times)
+        write_small(data / "Raw Data_2", images, times)
+    assert "4 of 8 images" in refused(lambda: opened(tmp_path / "8", scale=2))
+    opened(tmp_path / "9", scale=2)
+
+
 @pytest.mark.parametrize("kind", ["lmdb", "tar"])
 def test_packed_images(kind: str, tmp_path: Path) -> None:
     sources.required(kind)

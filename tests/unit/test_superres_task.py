@@ -13,7 +13,7 @@ from saturate.contracts import Array, Batch, Split, UserError
 from saturate.models.superres import enlarged
 from saturate.plan.patches import HIGH
 from saturate.settings.config import Config, build
-from saturate.tasks import kind_of
+from saturate.tasks import kind_of, superres
 from saturate.tasks.batching import Batching
 from saturate.tasks.kind import Opening
 from saturate.tasks.superres import Fidelity, Superres
@@ -115,6 +115,15 @@ def test_figures_are_the_references(
     for name, values in expected.items():
         assert whole[name] == pytest.approx(np.mean(values), abs=1e-9), name
     assert whole["samples"] == 5 and whole["outputs_not_finite"] == 0
+
+
+def test_a_crop_is_the_middle_and_white_where_the_picture_ends() -> None:
+    columns = torch.arange(superres.CROP + 20) / 255
+    wide = superres._crop(columns.expand(3, 100, -1))
+    assert wide[0, :, 0].tolist() == [*range(10, superres.CROP + 10)]
+    assert (wide[:100, 0, 0] == 10).all() and (wide[100:] == 255).all()
+    narrow = superres._crop(columns[:30].expand(3, 300, -1))
+    assert narrow[0, :, 0].tolist() == [*range(30), *[255] * (superres.CROP - 30)]
 
 
 def test_an_output_that_is_no_number_counts_as_black_for_white(tmp_path: Path) -> None:
