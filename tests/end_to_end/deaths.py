@@ -81,7 +81,9 @@ def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
     (store,) = stores(cluster)
     before = len(parts(cluster.samples))
     cluster.start_on(host, store)
-    cluster.go_on(before)
+    # a generation may begin without it meanwhile
+    while cluster.go_on(before).ranks < len(cluster.hosts):
+        before += 1
     return took_s
 
 

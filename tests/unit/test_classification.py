@@ -124,12 +124,6 @@ def test_top_1_and_top_5_are_exact_counts(classes: int) -> None:
     assert found["losses_not_finite"] == 0
 
 
-def test_of_several_outputs_the_first_one_counts() -> None:
-    logits, labels, valid = random(200, 10)
-    batch = batch_of(labels, valid)
-    assert measured(((logits, -logits), batch)) == measured((logits, batch))
-
-
 def test_losses_that_are_no_number_are_left_out_and_huge_ones_cut() -> None:
     logits = torch.zeros(6, 3)
     logits[1], logits[2, 0] = math.nan, -math.inf

@@ -156,6 +156,18 @@ def test_keys_of_a_bucket_have_any_letter(pets: type[Bucket], tmp_path: Path) ->
     assert split.source.name(0).startswith("s3://pets/set/train/a?#b 0.tar:")
 
 
+def test_folders_beside_shards_alone_are_looked_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(bucket, "_children", lambda url: looked.append(url) or [])
+    inside = ["s3://pets/a/", "s3://pets/b.jpg"]
+    assert bucket._shards("s3://pets/", inside) == [] == looked
+    shard = "s3://pets/000000.tar"
+    assert bucket._shards("s3://pets/", [*inside, shard]) == [shard]
+    assert looked == ["s3://pets/a/"]
+
+
 def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> None:
     """Its shards.txt say what there is; where there are none the line names the rights."""
     pets.lists = False

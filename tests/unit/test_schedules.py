@@ -89,7 +89,10 @@ def test_schedules_are_torchvisions(name: str, warmup: int) -> None:
             {"epochs": 3},
             "the warm-up of 5 epochs fills the run of 3: the learning rate only rises, to 0.0604 of",
         ),
-        ({"epochs": 5}, "only rises, to 0.1 of --lr 0.1"),
+        (
+            {"epochs": 5, "schedule": "step", "lr_milestones": (5,)},
+            "only rises, to 0.1 of --lr 0.1",
+        ),
         ({"epochs": 6}, None),
         ({"steps": 51}, None),
         ({"steps": 20, "warmup_epochs": 0}, None),
