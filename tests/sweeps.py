@@ -29,6 +29,10 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
+    **{
+        f"{CONFORMANCE}plants.py::test_a_leak*[{name}]": "torchvision, with the same workers"
+        for name in ("pyav", "decord", "dali-fed")
+    },
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
     # runs: a rank that is killed elsewhere than between two steps
