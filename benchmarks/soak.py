@@ -40,7 +40,7 @@ from benchmarks._suite import (
 )
 from benchmarks.train import require_data
 from benchmarks.video_set import BITS_OF_A_NUMBER, SQUARES_A_SIDE
-from saturate.contracts import Batch, Feed, Loader, Rows, UserError
+from saturate.contracts import Batch, Feed, Loader, Pixels, Rows, UserError
 from saturate.engine.distributed import ProcessWorld, cores, prepare_process
 from saturate.loaders import open_loader
 from saturate.report.hardware import device_gib, hardware, host_gib, versions
@@ -66,7 +66,9 @@ MOST_OF_THE_RANGE = 0.8
 NORMAL = 1.4826
 """Standard deviation of normal noise over the median deviation."""
 MOST_TOLD = 5
-"""Wrong clips of which a failed point has a line."""
+"""Wrong clips of which a failed point has a line, and keeps the pixels."""
+BRIGHT = 128 / 255
+"""Least level of a bright square, as video_set.number_of has it."""
 MIB = ("host_mib", "device_mib")
 COUNTS = ("files", "threads", "processes")
 """Readings that are counts, none of which may grow."""
@@ -95,8 +97,8 @@ class Soak(Common):
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
     numbered: bool = False
-    """The videos are square ones of `video-set`: each frame that comes is read, and a wrong one is a failed point. Its
-    clip is kept as wrong-*.pt."""
+    """The videos are square ones of `video-set`, and --image-size is a multiple of 16 from 64 on: each frame is read,
+    and a clip with a wrong one, or that does not come, is a failed point. The first ones are kept as wrong-*.pt."""
     max_mib_an_epoch: NotNegative = 0.5
     """MiB an epoch: growth of host or of device memory above which a point fails. Files, threads and processes
     may not grow at all. A pool that meets a larger batch than before grows by a step: growth in at most 3 steps
@@ -240,6 +242,9 @@ def points(settings: Soak) -> list[Point]:
         raise UserError(
             f"--epochs less --warm-epochs is {judged}, to judge takes {JUDGED}"
         )
+    readable = settings.image_size >= 64 and not settings.image_size % SQUARES_A_SIDE
+    if settings.numbered and not (medium == "videos" and readable):
+        raise UserError("--numbered: --task video, and --image-size 64, 80, 96, ...")
     devices = torch.cuda.device_count()
     names = expanded("--loaders", settings.loaders, devices, task=settings.task)
     return crossed(
@@ -253,13 +258,21 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
     """Return the folder's images with the windows of training, or clips of its videos. Raises UserError."""
     medium = medium_of(settings.task)
     workers = world.workers(settings.workers)
-    how: dict[str, Any] = {"task": settings.task, "window": "random-resized"}
-    how |= {"flip": 0.5}
-    if settings.numbered:  # the whole frame, which shows its number
-        how["short_side"] = settings.image_size
+    how: dict[str, Any] = {
+        "task": settings.task,
+        "window": "random-resized",
+        "flip": 0.5,
+        # numbered: the whole frame, which shows its number
+        "short_side": settings.image_size if settings.numbered else 0,
+    }
     asked = asked_of(medium, point, workers=workers, **how)
     assert settings.data is not None
     data = training_split(settings.data, settings.task)
+    columns = data.columns
+    if settings.numbered and (np.asarray(columns.height) != columns.width).any():
+        raise UserError(
+            "--numbered is for square videos: `video-set TO --size 256 256`"
+        )
     return feed_of(asked, point["loader"], data, world)
 
 
@@ -285,7 +298,8 @@ def measure(
                 meter.add(batch.delivered)
                 if settings.numbered:
                     frames += batch.delivered * batch.images.shape[2]
-                    wrong += wrong_clips(batch, asked, folder, epoch)
+                    keep = folder if len(wrong) < MOST_TOLD else None
+                    wrong += wrong_clips(batch, asked, batches.pixels, epoch, keep)
             window = meter.pause()
             assert window is not None
             now = {"rate": window.rate, **reading(device)}
@@ -317,22 +331,32 @@ def measure(
     )
 
 
-def wrong_clips(batch: Batch, asked: Rows, folder: Path, epoch: int) -> list[str]:
-    """Return a line for each clip whose frames are not those of its row, and keep the clip.
+def wrong_clips(
+    batch: Batch, asked: Rows, pixels: Pixels, epoch: int, folder: Path | None
+) -> list[str]:
+    """Return a line for each clip whose frames are not those of its row, and keep the clip in the folder.
 
-    The numbers are read as video_set.number_of does, on the device.
+    The numbers are read as video_set.number_of does, on the device, of the middle of each square.
     """
     assert asked.frames is not None
     side = batch.images.shape[-1] // SQUARES_A_SIDE
-    corner = batch.images[..., :side, : BITS_OF_A_NUMBER * side].float()
-    squares = corner.unflatten(-1, (BITS_OF_A_NUMBER, side)).mean((1, 3, 5))
-    bits = (squares > 0).long() << torch.arange(BITS_OF_A_NUMBER, device=squares.device)
+    middle = slice(side // 4, side - side // 4)
+    # axes: [B, colour, T, row, square, column]
+    corner = batch.images[..., middle, : BITS_OF_A_NUMBER * side].float()
+    squares = corner.unflatten(-1, (BITS_OF_A_NUMBER, side))[..., middle].mean((3, 5))
+    mean, std = (
+        squares.new_tensor(values)[:, None, None]
+        for values in (pixels.mean, pixels.std)
+    )
+    bright = (squares * std + mean).mean(1) > BRIGHT
+    bits = bright.long() << torch.arange(BITS_OF_A_NUMBER, device=bright.device)
     shown = bits.sum(-1).cpu().numpy()
-    valid = batch.valid.cpu().numpy()
+    wrong = (shown != asked.frames).any(1) | ~batch.valid.cpu().numpy()
     said = []
-    for place in np.flatnonzero((shown != asked.frames).any(1) & valid).tolist():
+    for place in np.flatnonzero(wrong & asked.valid).tolist():
         sample = int(asked.ids[place])
-        torch.save(batch.images[place].cpu(), folder / f"wrong-{epoch}-{sample}.pt")
+        if folder is not None:
+            torch.save(batch.images[place].cpu(), folder / f"wrong-{epoch}-{sample}.pt")
         at = np.flatnonzero(shown[place] != asked.frames[place])
         numbers = f"{shown[place][at].tolist()}, not {asked.frames[place][at].tolist()}"
         said.append(f"epoch {epoch}, video {sample} shows frames {numbers}")

@@ -459,7 +459,9 @@ class Agent:
                 os._exit(exit_codes.FAILED)
         told = os.read(reads, PLACE_BYTES)
         os.close(reads)
-        if not told:  # its agent has died, and the signal comes after the end of the pipe
+        if (
+            not told
+        ):  # its agent has died, and the signal comes after the end of the pipe
             os._exit(ANOTHER_ENDED)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -16,7 +16,7 @@ from itertools import islice
 
 import torch
 
-from saturate.contracts import UserError, counted
+from saturate.contracts import BatchSpec, UserError, counted
 from saturate.engine import autotune, graphed, memory
 from saturate.engine.batch_size import largest
 from saturate.engine.distributed import ProcessWorld, Vote
@@ -49,6 +49,18 @@ def require_gpu(settings: Resolved) -> None:
         raise UserError(
             "--batch-size auto leaves no memory of the GPU for --warm-spare true; name a number"
         )
+
+
+def searches_kernels(
+    config: schema.Config, batches: BatchSpec, *, restarts: bool
+) -> bool:
+    """Return whether cuDNN is to search for the fastest kernels, which takes seconds for each shape in each process.
+
+    The largest batch was measured without. A run that `restarts` after deaths would pay for each of them, and go on
+    with other kernels than it had.
+    """
+    is_found = config.loading.batch_size == "auto"
+    return not (is_found or batches.varies or restarts)
 
 
 def sized(
@@ -148,7 +160,7 @@ def _tried(
             raise UserError(
                 "--batch-size auto is for batches of one shape, and of these the largest may come late; name a number"
             )
-        # cuDNN's search for kernels takes up to 27 s a size (docs/tuning.md); the run has those that are tried here
+        # cuDNN's search for kernels takes seconds a size (docs/tuning.md); the run has those that are tried here
         torch.backends.cudnn.benchmark = False
         step = make_step(assembly, world)
         stack.callback(step.forget)

@@ -177,11 +177,9 @@ def train(
         sized = partial(batch_size.sized, before=before, make_step=step_of)
         settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
-        # cuDNN's search takes seconds for each shape in each process, and may find other kernels than in the last one;
-        # --batch-size auto has measured the memory of kernels without it
-        is_auto = start.config.loading.batch_size == "auto"
-        searches = not is_auto and unkillable.memory is None
-        torch.backends.cudnn.benchmark = searches and not assembly.plan.batches.varies
+        torch.backends.cudnn.benchmark = batch_size.searches_kernels(
+            start.config, assembly.plan.batches, restarts=unkillable.memory is not None
+        )
         step = step_of(assembly, world)
         set_later_aside(output, resume, world)
         resume.into(

@@ -41,11 +41,12 @@ GOES_ON_S = 900.0
 def kill_trainer(pid: int) -> None:
     """Kill the trainer of the agent, once it has one, and leave its spare."""
     file = Path(f"/proc/{pid}/task/{pid}/children")
-    until = time.monotonic() + GOES_ON_S
-    while time.monotonic() < until and psutil.Process(pid).status() != "zombie":
+    end = time.monotonic() + GOES_ON_S
+    while time.monotonic() < end and psutil.Process(pid).status() != "zombie":
         for child in map(int, file.read_text().split()):
-            with suppress(ProcessLookupError):  # it has ended
-                if os.getsid(child) == os.getsid(pid):
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended
+                has_workers = bool(psutil.Process(child).children())
+                if has_workers and os.getsid(child) == os.getsid(pid):
                     return os.kill(child, signal.SIGKILL)
         time.sleep(0.1)
     raise RuntimeError(f"the agent {pid} has no trainer")

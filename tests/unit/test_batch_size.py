@@ -43,6 +43,23 @@ class Device:
         return self.need(rows) if rows <= self.holds else None
 
 
+@pytest.mark.parametrize(
+    ("asked", "varies", "restarts", "searches"),
+    [
+        ("64", False, False, True),
+        ("auto", False, False, False),
+        ("64", True, False, False),
+        ("64", False, True, False),
+    ],
+)
+def test_who_searches_for_kernels(
+    asked: str, varies: bool, restarts: bool, searches: bool
+) -> None:
+    config, batches = parse(["--batch-size", asked]), SimpleNamespace(varies=varies)
+    found: Any = batch_size.searches_kernels
+    assert found(config, batches, restarts=restarts) == searches
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_batch_is_close_to_the_largest_and_found_in_few_trials(seed: int) -> None:
     draw = random.Random(seed)

@@ -120,9 +120,9 @@ def test_a_frame_that_is_another_one_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kind = video_set.Kind(frames=12, height=64, width=64, gop=5)
+    kind = video_set.Kind(frames=12, height=128, width=128, gop=5)
     video_set.write(tmp_path / "videos", 4, kind, progress=False)
-    small = {"epochs": 14, "batch_size": 4, "image_size": 64, "workers": 1}
+    small = {"epochs": 14, "batch_size": 4, "image_size": 128, "workers": 1}
     more = {"task": "video", "loaders": ("pyav",), "numbered": True}
     settings = Soak(data=tmp_path / "videos", max_mib_an_epoch=50, **small, **more)
     (point,) = soak.points(settings)
@@ -154,6 +154,7 @@ def test_points(data: Path) -> None:
     for changes, said in (
         ({"loaders": ("pyav",)}, "got 'pyav'"),
         ({"epochs": 6}, "--epochs less --warm-epochs is 2"),
+        ({"numbered": True}, "--numbered: --task video"),
     ):
         with pytest.raises(UserError, match=said):
             soak.points(settings.model_copy(update=changes))

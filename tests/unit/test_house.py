@@ -217,7 +217,7 @@ def backwards(source: str) -> int:
 
 
 def test_one_training_step_in_the_repository() -> None:
-    """benchmarks/baselines/train.py and benchmarks/why_loop.py are what others write."""
+    """benchmarks/baselines/train.py and benchmarks/why_*.py are what others write."""
     counts = {
         str(path): backwards((ROOT / path).read_text(encoding="utf-8"))
         for path in python()
@@ -226,6 +226,7 @@ def test_one_training_step_in_the_repository() -> None:
     assert {path: count for path, count in counts.items() if count} == {
         "saturate/engine/step.py": 1,
         "benchmarks/baselines/train.py": 1,
+        "benchmarks/why_hooks.py": 1,
         "benchmarks/why_loop.py": 1,
     }
     assert backwards("scaler.scale(f(x)).backward()\ntorch.autograd.backward(x)") == 2
