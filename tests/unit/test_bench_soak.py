@@ -122,9 +122,17 @@ def test_a_frame_that_is_another_one_is_seen(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kind = video_set.Kind(frames=12, height=128, width=128, gop=5)
     video_set.write(tmp_path / "videos", 4, kind, progress=False)
-    small = {"epochs": 14, "batch_size": 4, "image_size": 128, "workers": 1}
-    more = {"task": "video", "loaders": ("pyav",), "numbered": True}
-    settings = Soak(data=tmp_path / "videos", max_mib_an_epoch=50, **small, **more)
+    settings = Soak(
+        data=tmp_path / "videos",
+        task="video",
+        loaders=("pyav",),
+        numbered=True,
+        epochs=14,
+        batch_size=4,
+        image_size=128,
+        workers=1,
+        max_mib_an_epoch=50,
+    )
     (point,) = soak.points(settings)
     for make, wrong in ((open_loader, 0), (Mixed, 1)):
 

@@ -160,7 +160,12 @@ def test_folders_beside_shards_alone_are_looked_into(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(bucket, "_children", lambda url: looked.append(url) or [])
+
+    def children(url: str) -> list[str]:
+        looked.append(url)
+        return []
+
+    monkeypatch.setattr(bucket, "_children", children)
     inside = ["s3://pets/a/", "s3://pets/b.jpg"]
     assert bucket._shards("s3://pets/", inside) == [] == looked
     shard = "s3://pets/000000.tar"
