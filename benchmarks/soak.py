@@ -293,13 +293,19 @@ def measure(
     with open_(point["loader"], batches) as loader:
         for epoch in range(settings.epochs):
             meter.resume(epoch)
-            rows = batches.plan.rows(epoch, 0)
-            for batch, asked in zip(loader.batches(epoch, 0), rows, strict=True):
+            # Without --numbered no plan is drawn a second time within the measured window.
+            planned = (
+                batches.plan.rows(epoch, 0)
+                if settings.numbered
+                else itertools.repeat(None)
+            )
+            passed = loader.batches(epoch, 0)
+            for batch, rows in zip(passed, planned, strict=settings.numbered):
                 meter.add(batch.delivered)
-                if settings.numbered:
+                if rows is not None:
                     frames += batch.delivered * batch.images.shape[2]
                     keep = folder if len(wrong) < MOST_TOLD else None
-                    wrong += wrong_clips(batch, asked, batches.pixels, epoch, keep)
+                    wrong += wrong_clips(batch, rows, batches.pixels, epoch, keep)
             window = meter.pause()
             assert window is not None
             now = {"rate": window.rate, **reading(device)}
@@ -332,13 +338,13 @@ def measure(
 
 
 def wrong_clips(
-    batch: Batch, asked: Rows, pixels: Pixels, epoch: int, folder: Path | None
+    batch: Batch, rows: Rows, pixels: Pixels, epoch: int, folder: Path | None
 ) -> list[str]:
     """Return a line for each clip whose frames are not those of its row, and keep the clip in the folder.
 
     The numbers are read as video_set.number_of does, on the device, of the middle of each square.
     """
-    assert asked.frames is not None
+    assert rows.frames is not None
     side = batch.images.shape[-1] // SQUARES_A_SIDE
     middle = slice(side // 4, side - side // 4)
     # axes: [B, colour, T, row, square, column]
@@ -351,16 +357,16 @@ def wrong_clips(
     bright = (squares * std + mean).mean(1) > BRIGHT
     bits = bright.long() << torch.arange(BITS_OF_A_NUMBER, device=bright.device)
     shown = bits.sum(-1).cpu().numpy()
-    wrong = (shown != asked.frames).any(1) | ~batch.valid.cpu().numpy()
-    said = []
-    for place in np.flatnonzero(wrong & asked.valid).tolist():
-        sample = int(asked.ids[place])
+    wrong = (shown != rows.frames).any(1) | ~batch.valid.cpu().numpy()
+    lines = []
+    for place in np.flatnonzero(wrong & rows.valid).tolist():
+        sample = int(rows.ids[place])
         if folder is not None:
             torch.save(batch.images[place].cpu(), folder / f"wrong-{epoch}-{sample}.pt")
-        at = np.flatnonzero(shown[place] != asked.frames[place])
-        numbers = f"{shown[place][at].tolist()}, not {asked.frames[place][at].tolist()}"
-        said.append(f"epoch {epoch}, video {sample} shows frames {numbers}")
-    return said
+        at = np.flatnonzero(shown[place] != rows.frames[place])
+        numbers = f"{shown[place][at].tolist()}, not {rows.frames[place][at].tolist()}"
+        lines.append(f"epoch {epoch}, video {sample} shows frames {numbers}")
+    return lines
 
 
 COLUMNS = {

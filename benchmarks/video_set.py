@@ -25,7 +25,7 @@ CLASS = "video"
 BITS_OF_A_NUMBER = 12
 """Squares of a frame that show its number, lowest bit first."""
 SQUARES_A_SIDE = 16
-"""As many of them one above the other are as high as a frame."""
+"""Squares that fill the height of a frame."""
 BITS = 0.065
 """Bits a pixel takes in a file: 4 Mbit/s at 1080p, as video sites have it."""
 GRAINS = 8

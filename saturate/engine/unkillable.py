@@ -457,11 +457,10 @@ class Agent:
             except Exception:
                 # the trainer that is forked in its place says it
                 os._exit(exit_codes.FAILED)
-        told = os.read(reads, PLACE_BYTES)
+        message = os.read(reads, PLACE_BYTES)
         os.close(reads)
-        if (
-            not told
-        ):  # its agent has died, and the signal comes after the end of the pipe
+        if not message:
+            # The agent has died: the pipe ends before the signal of PR_SET_PDEATHSIG comes.
             os._exit(ANOTHER_ENDED)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -469,7 +468,7 @@ class Agent:
         global memory, began_s
         memory = self.memory
         began_s = time.time()
-        os.environ.update(json.loads(told))
+        os.environ.update(json.loads(message))
         return True
 
     def _warm_up(self) -> None:

@@ -97,7 +97,7 @@ def timed(stage: str, function: Call, *args: Any, **kwargs: Any) -> Any:
 def _delayed() -> int:
     """Return the nanoseconds that this thread was ready to run and had no core, as Linux tells."""
     try:
-        # twice as fast as open(), and at each batch
+        # Not open(), which takes twice as long: this is called twice for each batch.
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:  # a container that has no such file
         return 0
@@ -108,8 +108,8 @@ def _delayed() -> int:
 
 
 def _idle() -> dict[str, int]:
-    """Return the nanoseconds by stage that were no work of a core."""
-    # a copy: another thread may have a new stage meanwhile
+    """Return by stage the nanoseconds in which it was on no core."""
+    # A copy, since another thread may add a stage meanwhile.
     walls = list(busy.wall.items())
     return {stage: max(wall - busy.cpu[stage], 0) for stage, wall in walls}
 

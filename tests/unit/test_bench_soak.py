@@ -134,20 +134,14 @@ def test_a_frame_that_is_another_one_is_seen(
         max_mib_an_epoch=50,
     )
     (point,) = soak.points(settings)
-    for make, wrong in ((open_loader, 0), (Mixed, 1)):
 
-        def opened(name: str, feed: Any, make: Any = make) -> Any:
-            return (
-                make(feed, partial(open_loader, name))
-                if make is Mixed
-                else make(name, feed)
-            )
+    def mixed(name: str, feed: Any) -> Any:
+        return Mixed(feed, partial(open_loader, name))
 
-        found = soak.measure(settings, point, tmp_path, open_=opened)
-        assert (
-            found.figures["wrong"] == wrong and found.figures["frames"] == 14 * 4 * 16
-        )
-        said = found.error or ""
+    for open_, wrong in ((open_loader, 0), (mixed, 1)):
+        found = soak.measure(settings, point, tmp_path, open_=open_)
+        figures, said = found.figures, found.error or ""
+        assert (figures["wrong"], figures["frames"]) == (wrong, 14 * 4 * 16)
     number = int(re.findall(r"^epoch 2, video \d shows frames \[(\d+)\]", said)[0])
     assert f"[{number}], not [{number + 1}]" in said
     assert [path.name[:8] for path in tmp_path.glob("wrong-*.pt")] == ["wrong-2-"]

@@ -151,3 +151,21 @@ def test_mistakes_are_told_before_a_program_begins(
     with pytest.raises(SystemExit) as ended:
         launch.main([*words.split(), "--", "program.py"])
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_stage_is_idle_where_no_core_works_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = hooks.Busy()
+    busy.wall.update(dataset=10, decode=3)
+    busy.cpu.update(dataset=4, decode=5)  # clocks of two kinds
+    monkeypatch.setattr(hooks, "busy", busy)
+    assert hooks._idle() == {"dataset": 6, "decode": 0}
+
+
+def test_the_wait_for_a_core_is_that_of_linux() -> None:
+    file = Path("/proc/thread-self/schedstat")
+    if not file.exists():
+        pytest.skip("Linux tells no thread's wait for a core here")
+    before = int(file.read_text().split()[1])
+    assert before <= hooks._delayed() <= int(file.read_text().split()[1])
