@@ -67,6 +67,7 @@ CAUSES = {
     "fp32": Cause(f"{BIG} amp=0", "autocast", "autocast", "amp=1", gpu=True),
     "no channels_last": Cause(f"{BIG} channels_last=0", "channels_last", "channels_last", "channels_last=1", gpu=True),
     "few workers": Cause("arch=resnet50 size=224 workers=1", "num_workers", "num_workers=4$", "workers=4", gpu=True),
+    "slow rank of two GPUs": Cause("slow_rank_ms=20 arch=resnet50 size=224", "rank 1", gpu=True, ranks=2),
     "GPU shared": Cause(BIG, "Another process uses this GPU", "this GPU alone", "pin=1", gpu=True, beside=1),
 }  # fmt: skip
 
@@ -237,6 +238,8 @@ def main() -> None:
     parser.add_argument("--hooks", action="store_true", help="what they cost")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
+    if asked.repeats < 1:
+        parser.error("--repeats counts from 1")
     if asked.hooks:
         return hooks(asked.repeats)
     if asked.images is None:

@@ -134,6 +134,8 @@ def main() -> None:
     }
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
     arch = asked["arch"]
@@ -141,7 +143,7 @@ def main() -> None:
     if asked["channels_last"]:
         net = net.to(memory_format=torch.channels_last)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
         net = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
     in_half = on_gpu and bool(asked["amp"])

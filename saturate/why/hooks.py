@@ -43,6 +43,8 @@ FILES = 16
 
 run: Any = None
 """What this process is put through (phases.Run); None outside of `saturate why`, and once that is over."""
+tried_in: Any = None
+"""The type of 16 bits that the program's steps are tried in (trials.autocast)."""
 _of_parents: list[Any] = []
 """What a forked process has of its parent's run."""
 
@@ -233,9 +235,17 @@ def saved(whole: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def _computes_in(whole: Call, self: Any) -> Any:
+    entered = whole(self)
     if run is not None and self._enabled:
         run.autocast = str(self.fast_dtype)
-    return whole(self)
+    elif tried_in is not None and self.device == "cuda":
+        # `autocast(enabled=False)` around a whole step would hide the one that a trial has around it; its __exit__ puts
+        # back what was before __enter__
+        torch = sys.modules["torch"]
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", tried_in)
+        torch.set_autocast_cache_enabled(False)
+    return entered
 
 
 _by_torchvision = functools.partial(_decoded, "decode torchvision.io")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from saturate.why import hooks
 from saturate.why.batches import KeptBatch
 from saturate.why.step import synchronised
 
@@ -67,10 +68,16 @@ def channels_last(optimizers: Collection[Any]) -> Iterator[None]:
             tensor.data = data
 
 
-def autocast(half: torch.dtype, _: Collection[Any]) -> AbstractContextManager[Any]:
-    """Compute what can be in a type of 16 bits."""
-    # weights that were cast in one step are others in the next
-    return torch.autocast("cuda", half, cache_enabled=False)
+@contextmanager
+def autocast(half: torch.dtype, _: Collection[Any]) -> Iterator[None]:
+    """Compute what can be in a type of 16 bits, also where the program has an autocast that is switched off."""
+    hooks.tried_in = half
+    try:
+        # weights that were cast in one step are others in the next
+        with torch.autocast("cuda", half, cache_enabled=False):
+            yield
+    finally:
+        hooks.tried_in = None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from saturate.why import trials
+from saturate.why import hooks, trials
 
 HALVES = [
     "torch.autocast('cuda', torch.bfloat16)",
@@ -56,6 +56,32 @@ def test_autocast_is_of_the_type_that_its_name_has(
         assert torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_dtype("cuda") == half
     assert not torch.is_autocast_enabled("cuda")
+
+
+def test_an_autocast_that_is_switched_off_does_not_hide_the_one_that_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many loops have `autocast("cuda", enabled=amp)` around each step."""
+    monkeypatch.setattr(
+        torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
+    )
+    whole = torch.autocast.__enter__
+    monkeypatch.setattr(
+        torch.autocast, "__enter__", lambda self: hooks._computes_in(whole, self)
+    )
+
+    def computed_in() -> tuple[bool, torch.dtype]:
+        with torch.autocast("cuda", enabled=False):
+            return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+    off = computed_in()
+    assert not off[0]
+    # float16 is what a switch that is off has by itself: only its state tells
+    with trials.autocast(torch.float16, []):
+        assert computed_in() == (True, torch.float16)
+        # behind it, what was tried goes on
+        assert torch.is_autocast_enabled("cuda")
+    assert computed_in() == off and not torch.is_autocast_enabled("cuda")
 
 
 def test_tf32_is_taken_back() -> None:
