@@ -115,7 +115,9 @@ def _pil(data: bytes, region: Region) -> Array:
         # `crop` would fill up with black
         if region[2] > colour.width or region[3] > colour.height:
             raise Undecodable(f"an image of {colour.size}, its header said more")
-        return np.asarray(colour.crop(region))
+        return np.asarray(
+            colour if region == (0, 0, *colour.size) else colour.crop(region)
+        )
     except UserError:
         raise
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files

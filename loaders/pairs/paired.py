@@ -170,7 +170,10 @@ class Cutting(Work):
     def __init__(self, feed: Feed[Pairs], scale: int, reader: str) -> None:
         assert isinstance(feed.source, PairSource)
         self._source = feed.source
-        self._columns = feed.columns
+        # of the large images, and of the small ones where they are not made
+        self._sides = [(feed.source, feed.columns.high)]
+        if feed.source.low is not None and feed.columns.low is not None:
+            self._sides.append((feed.source.low, feed.columns.low))
         self._scale = scale
         self._decode: Decode = READERS[reader]()
         self._pil: Decode = READERS["pil"]()
@@ -178,28 +181,43 @@ class Cutting(Work):
     def __call__(self, rows: Rows, slot: Array) -> tuple[int, ...]:
         lows, highs = small_and_large(slot, rows, self._scale)
         failed: list[int] = []
+        # asked once for a part: a question of one row takes as long as to decode a small patch
+        plain = [
+            plain_jpeg(columns, source.images[rows.ids])
+            for source, columns in self._sides
+        ]
         valid = np.flatnonzero(rows.valid)
         images = self._source.images[rows.ids[valid]]
         # rows of one image lie together: it is decoded once for all of them
         for which in np.split(valid, np.flatnonzero(np.diff(images)) + 1):
             try:
                 if len(which):
-                    self._cut(rows, which, lows, highs)
+                    self._cut(rows, which, plain, lows, highs)
             except Undecodable:
                 failed += rows.ids[which].tolist()
         return tuple(failed)
 
-    def _cut(self, rows: Rows, which: Array, lows: Array, highs: Array) -> None:
-        """Fill the rows `which`, of one image. Raises Undecodable where it or its small one cannot be had."""
+    def _cut(
+        self, rows: Rows, which: Array, plain: list[Array], lows: Array, highs: Array
+    ) -> None:
+        """Fill the rows `which`, of one image. Raises Undecodable where it or its small one cannot be had.
+
+        `plain`: bool [B] of each side, whether its file is a plain JPEG.
+        """
         scale = self._scale
-        sample = int(rows.ids[which[0]])
-        stored = self._decoded(sample, rows.regions[which])
+        first = which[0]
+        sample = int(rows.ids[first])
+        regions = rows.regions[which]
+        stored = self._decoded(0, sample, regions.tolist(), plain[0][first])
         smaller: list[Array] = []
-        if not self._columns.made:
-            smaller = self._decoded(sample, rows.regions[which] // scale, small=True)
+        if len(self._sides) > 1:
+            small = (regions // scale).tolist()
+            smaller = self._decoded(1, sample, small, plain[1][first])
+        windows = rows.windows[which].astype(np.int64).tolist()
+        sizes = rows.sizes[which].tolist()
         for index, i in enumerate(which.tolist()):
-            x0, y0, x1, y1 = rows.windows[i].astype(np.int64).tolist()
-            height, width = rows.sizes[i].tolist()
+            x0, y0, x1, y1 = windows[index]
+            height, width = sizes[index]
             highs[i, : height * scale, : width * scale] = stored[index][y0:y1, x0:x1]
             if smaller:
                 low = smaller[index][
@@ -211,16 +229,10 @@ class Cutting(Work):
         lap("resize")
 
     def _decoded(
-        self, sample: int, corners: Array, *, small: bool = False
+        self, side: int, sample: int, regions: list[Region], plain: bool
     ) -> list[Array]:
-        """Return the pixels of each of the regions, `corners` int64 [N, 4], of one image."""
-        regions: list[Region] = [
-            (x0, y0, x1, y1) for x0, y0, x1, y1 in corners.tolist()
-        ]
-        source, columns = self._source, self._columns.high
-        if small:
-            assert source.low is not None and self._columns.low is not None
-            source, columns = source.low, self._columns.low
+        """Return the pixels of each region of one image, the large or the small one. `plain`: it is a plain JPEG."""
+        source, columns = self._sides[side]
         image = int(source.images[sample])
         # behind a URL a whole image is one request, and the cache has it
         if not source.remote and raw.readable(columns, image):
@@ -232,14 +244,11 @@ class Cutting(Work):
         data = read(source, sample)
         lap("read")
         mark(sample)
-        left, top = corners[:, :2].min(axis=0).tolist()
-        right, bottom = corners[:, 2:].max(axis=0).tolist()
-        around = left, top, right, bottom
-        decode = (
-            self._decode if plain_jpeg(columns, np.array([image]))[0] else self._pil
-        )
+        lefts, tops, rights, bottoms = zip(*regions, strict=True)
+        left, top = min(lefts), min(tops)
+        around = left, top, max(rights), max(bottoms)
         try:
-            decoded = exactly(decode, data, around)
+            decoded = exactly(self._decode if plain else self._pil, data, around)
         except Exception:  # decoders raise what they like, and PIL has the last word
             decoded = exactly(self._pil, data, around)
         finally:
@@ -257,7 +266,9 @@ def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:
     there are any. MATLAB's imresize has that kernel, but mirrors the image at its edges, and goes down before
     it goes across.
     """
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    height, width = pixels.shape[:2]
+    # fromarray looks at the type first, which takes longer than a small patch
+    image = Image.frombytes("RGB", (width, height), pixels.tobytes())
     return np.asarray(image.resize(size, Image.Resampling.BICUBIC, box=window))
 
 
