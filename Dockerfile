@@ -35,6 +35,8 @@ RUN set -eu; \
     rm requirements.image.txt constraint.image.txt
 
 COPY . .
+# else each start of a user who cannot write here compiles it again
+RUN python -m compileall -q .
 
 # Any user may run it (--user): runs and the shared folder of caches are writable for all, and USER names one for whom the image
 # has no entry. The entry point gives each user a cache and a name of their own. HOME is outside the volume of caches: what is started

@@ -19,6 +19,8 @@ from functools import partial
 from importlib import metadata, util
 from typing import Any, Literal
 
+from saturate.system import bytecode
+
 State = Literal["ok", "warn", "bad", "absent"]
 MIB = 1 << 20
 GIB = 1 << 30
@@ -74,6 +76,8 @@ def torch_and_torchvision() -> Row:
     torchvision.ops.nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.ones(1), 0.5)
     python = sys.version.partition(" ")[0]
     versions = f"torch {torch.__version__}, torchvision {torchvision.__version__}"
+    if anew := bytecode.compiled_anew(torch):
+        return Row("warn", f"Python {python}, {versions}", anew)
     return Row("ok", f"Python {python}, {versions}", "every --arch can be built")
 
 

@@ -64,7 +64,7 @@ from saturate.run.predict import predict  # noqa: E402
 from saturate.settings import config as schema  # noqa: E402
 from saturate.settings.config import recipe  # noqa: E402
 from saturate.settings.run import Run  # noqa: E402
-from saturate.system import exit_codes  # noqa: E402
+from saturate.system import bytecode, exit_codes  # noqa: E402
 from saturate.system.resources import cores  # noqa: E402
 from saturate.system.timeline import Timeline  # noqa: E402
 from saturate.system.triton_kernels import hash_ahead  # noqa: E402
@@ -136,6 +136,7 @@ class RunFacts:
             return found
         return {
             **found,
+            "imports": bytecode.compiled_anew(torch),
             "weights": settings.start.weights_message(resumed=self.resumed),
             **schedules.limits(
                 self.assembly.plan,
