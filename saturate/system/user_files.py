@@ -89,6 +89,22 @@ def open_bytes(path: Path | bytes) -> BinaryIO:
     return cast(BinaryIO, open(path, "rb", opener=_opener))
 
 
+def read_bytes(path: Path | bytes, most: int) -> bytes:
+    """Return the bytes of a regular file, `most` of them at most. Raises what open_bytes does.
+
+    A small file takes half as long as by a file object.
+    """
+    file = _opener(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(file, most)
+        # storage behind a network may give less than there is
+        while len(content) < most and (more := os.read(file, most - len(content))):
+            content += more
+        return content
+    finally:
+        os.close(file)
+
+
 def is_no_file(error: OSError) -> bool:
     """Whether open_bytes has found something that is no regular file."""
     return isinstance(error, IsADirectoryError) or error.strerror == NOT_REGULAR
@@ -114,7 +130,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
         return file.read()
 
 
-def _opener(path: str, flags: int) -> int:
+def _opener(path: str | bytes | Path, flags: int) -> int:
     # else the opening itself waits for a pipe's writer
     file = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(file).st_mode

@@ -101,3 +101,14 @@ def test_a_link_under_a_temporary_name_is_not_followed(tmp_path: Path) -> None:
     storage.replace(tmp_path / "last.pt", new, lambda file: file.write(b"theirs"))
     assert victim.read_bytes() == b"mine" and not (tmp_path / "last.pt").is_symlink()
     assert (tmp_path / "last.pt").read_bytes() == b"theirs" and not new.exists()
+
+
+def test_a_storage_that_gives_a_few_bytes_at_a_time_gives_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "photo"
+    path.write_bytes(bytes(range(100)))
+    read = os.read
+    monkeypatch.setattr(user_files.os, "read", lambda file, size: read(file, min(size, 7)))  # fmt: skip
+    assert user_files.read_bytes(path, 101) == bytes(range(100))
+    assert user_files.read_bytes(path, 50) == bytes(range(50))

@@ -22,7 +22,12 @@ from saturate.dataset.scan.file_tree import Scan
 from saturate.dataset.scan.manifest import Manifest, printable
 from saturate.dataset.scan.names import is_media
 from saturate.system import storage
-from saturate.system.user_files import NOT_REGULAR, is_no_file, open_bytes
+from saturate.system.user_files import (
+    NOT_REGULAR,
+    is_no_file,
+    open_bytes,
+    read_bytes,
+)
 
 FILES = True
 HOLDS = "a folder with train/<class>/* and val/<class>/*"
@@ -90,11 +95,12 @@ class Folder(StoredSource):
         """
         expected = int(self.columns.size[sample])
         try:
-            with open_bytes(self.path(sample)) as file:
-                # one byte more: a file that grew shows itself
-                data = file.read(expected + 1)
-                if len(data) != expected:
-                    self.check(sample, os.fstat(file.fileno()).st_size)
+            # one byte more: a file that grew shows itself
+            data = read_bytes(self.path(sample), expected + 1)
+            if len(data) < expected:
+                self.check(sample, len(data))
+            elif len(data) > expected:
+                self.check(sample, max(len(data), os.stat(self.path(sample)).st_size))
         except OSError as error:
             if storage.failed(error):
                 raise
