@@ -135,6 +135,9 @@ def free_port() -> str:
 
 def traceml_of(cause: Cause, images: Path) -> str:
     """Return TraceML's verdict on a cause, and its reason; the loop has the two lines that TraceML asks for."""
+    if cause.gpu and cause.ranks > 1:
+        # the rank whose stopwatch ends first leaves the other one in an all-reduce
+        return "not asked"
     words = loop(cause, images, f"{cause.words} traceml=1 stopwatch=20")
     start = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
     with tempfile.TemporaryDirectory() as folder:

@@ -169,6 +169,7 @@ class Cutting(Work):
 
     def __init__(self, feed: Feed[Pairs], scale: int, reader: str) -> None:
         assert isinstance(feed.source, PairSource)
+        assert (feed.source.low is None) == feed.columns.made
         self._source = feed.source
         # of the large images, and of the small ones where they are not made
         self._sides = [(feed.source, feed.columns.high)]
@@ -181,7 +182,7 @@ class Cutting(Work):
     def __call__(self, rows: Rows, slot: Array) -> tuple[int, ...]:
         lows, highs = small_and_large(slot, rows, self._scale)
         failed: list[int] = []
-        # asked once for a part: a question of one row takes as long as to decode a small patch
+        # asked once for all rows: to ask for each takes as long as to decode a small patch
         plain = [
             plain_jpeg(columns, source.images[rows.ids])
             for source, columns in self._sides
@@ -267,8 +268,8 @@ def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:
     it goes across.
     """
     height, width = pixels.shape[:2]
-    # fromarray looks at the type first, which takes longer than a small patch
-    image = Image.frombytes("RGB", (width, height), pixels.tobytes())
+    # fromarray takes longer for a small patch, since it looks at the type first
+    image = Image.frombytes("RGB", (width, height), np.ascontiguousarray(pixels))
     return np.asarray(image.resize(size, Image.Resampling.BICUBIC, box=window))
 
 

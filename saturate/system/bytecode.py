@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import cache_from_source
-from pathlib import Path
 from types import ModuleType
 
 
@@ -13,12 +13,25 @@ def compiled_anew(package: ModuleType) -> str:
 
     The package was imported, so it is kept by now where it can be.
     """
-    kept = Path(cache_from_source(str(package.__file__)))
-    if kept.exists():
+    source = str(package.__file__)
+    kept = cache_from_source(source)
+    if not os.path.isfile(source) or _is_of(kept, source):
         return ""
     why = (
-        "PYTHONDONTWRITEBYTECODE is set: unset it"
+        "-B or PYTHONDONTWRITEBYTECODE forbids to keep it"
         if sys.dont_write_bytecode
-        else f"nothing can be written to {kept.parent}: PYTHONPYCACHEPREFIX names a folder that can"
+        else f"it cannot be kept in {os.path.dirname(kept)}: set PYTHONPYCACHEPREFIX to a folder that can be written"
     )
-    return f"each start compiles all packages again, which takes seconds: {why}"
+    return f"each start compiles {package.__name__} and more again, which takes seconds: {why}"
+
+
+def _is_of(kept: str, source: str) -> bool:
+    """Return whether Python takes the compiled file for the source: by a time in its header, unless it has a hash."""
+    try:
+        with open(kept, "rb") as file:
+            header = file.read(12)
+        modified = int(os.stat(source).st_mtime) & 0xFFFFFFFF
+    except OSError:
+        return False
+    has_hash = any(header[4:8])
+    return has_hash or int.from_bytes(header[8:], "little") == modified

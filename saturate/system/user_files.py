@@ -97,10 +97,13 @@ def read_bytes(path: Path | bytes, most: int) -> bytes:
     file = _opener(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = os.read(file, most)
+        if len(content) == most:
+            return content
+        pieces = [content]
         # storage behind a network may give less than there is
-        while len(content) < most and (more := os.read(file, most - len(content))):
-            content += more
-        return content
+        while piece := os.read(file, most - sum(map(len, pieces))):
+            pieces.append(piece)
+        return b"".join(pieces)
     finally:
         os.close(file)
 

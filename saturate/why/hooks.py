@@ -45,6 +45,8 @@ run: Any = None
 """What this process is put through (phases.Run); None outside of `saturate why`, and once that is over."""
 tried_in: Any = None
 """The type of 16 bits that the program's steps are tried in (trials.autocast)."""
+_switched_on: Any = None
+"""The region of a switched-off autocast that the program is in, where it computes in that type."""
 _of_parents: list[Any] = []
 """What a forked process has of its parent's run."""
 
@@ -235,17 +237,41 @@ def saved(whole: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def _computes_in(whole: Call, self: Any) -> Any:
-    entered = whole(self)
     if run is not None and self._enabled:
         run.autocast = str(self.fast_dtype)
-    elif tried_in is not None and self.device == "cuda":
-        # `autocast(enabled=False)` around a whole step would hide the one that a trial has around it; its __exit__ puts
-        # back what was before __enter__
-        torch = sys.modules["torch"]
-        torch.set_autocast_enabled("cuda", True)
-        torch.set_autocast_dtype("cuda", tried_in)
-        torch.set_autocast_cache_enabled(False)
-    return entered
+    if not _is_switch_of_a_step(self):
+        return whole(self)
+    global _switched_on
+    _switched_on = self
+    before = self._enabled, self.fast_dtype, self._cache_enabled
+    # weights that were cast in one step are others in the next
+    self._enabled, self.fast_dtype, self._cache_enabled = True, tried_in, False
+    try:
+        return whole(self)
+    finally:
+        # __exit__ asks for none of them
+        self._enabled, self.fast_dtype, self._cache_enabled = before
+
+
+def _is_switch_of_a_step(region: Any) -> bool:
+    """Return whether a region that the program enters with autocast(enabled=False) hides the autocast that is tried.
+
+    One inside of it is meant to compute in fp32, and so are those of torch's own (custom_fwd).
+    """
+    if tried_in is None or _switched_on or region._enabled or region.device != "cuda":
+        return False
+    frame: Any = sys._getframe(3)
+    # torch.cuda.amp.autocast's calls that of its parent
+    while frame.f_code.co_name == "__enter__":
+        frame = frame.f_back
+    return not str(frame.f_globals.get("__name__")).startswith("torch.")
+
+
+def _computed_in(whole: Call, self: Any, *error: Any) -> Any:
+    global _switched_on
+    if _switched_on is self:
+        _switched_on = None
+    return whole(self, *error)
 
 
 _by_torchvision = functools.partial(_decoded, "decode torchvision.io")
@@ -266,7 +292,10 @@ HOOKS: Mapping[str, Mapping[str, Call]] = {
     # steps: the optimiser has a hook of its own
     "torch.optim.optimizer": {},
     "torch.autograd": {"backward": _trains, "grad": _trains},
-    "torch.amp.autocast_mode": {"autocast.__enter__": _computes_in},
+    "torch.amp.autocast_mode": {
+        "autocast.__enter__": _computes_in,
+        "autocast.__exit__": _computed_in,
+    },
     # the time of dataset and collate, of each transform, and of decoding
     "torch.utils.data._utils.fetch": {
         "_MapDatasetFetcher.fetch": _fetched,

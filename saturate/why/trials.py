@@ -92,14 +92,6 @@ def tf32(_: Collection[Any]) -> Iterator[None]:
 
 
 TRIALS = {
-    # both, since their kernels differ: docs/planted.md
-    "torch.autocast('cuda', torch.bfloat16)": Trial(
-        lambda settings: _in_fp32(settings) and torch.cuda.is_bf16_supported(),
-        partial(autocast, torch.bfloat16),
-    ),
-    "torch.autocast('cuda', torch.float16) with a GradScaler": Trial(
-        _in_fp32, partial(autocast, torch.float16)
-    ),
     "torch.set_float32_matmul_precision('high')": Trial(
         lambda settings: (
             _in_fp32(settings) and torch.get_float32_matmul_precision() == "highest"
@@ -114,6 +106,14 @@ TRIALS = {
             and not settings["compiled"]
         ),
         channels_last,
+    ),
+    # last, since a loss may refuse them and end the program; both, since their kernels differ: docs/planted.md
+    "torch.autocast('cuda', torch.bfloat16)": Trial(
+        lambda settings: _in_fp32(settings) and torch.cuda.is_bf16_supported(),
+        partial(autocast, torch.bfloat16),
+    ),
+    "torch.autocast('cuda', torch.float16) with a GradScaler": Trial(
+        _in_fp32, partial(autocast, torch.float16)
     ),
 }
 """What to change in the program -> how it is tried."""

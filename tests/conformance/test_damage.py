@@ -116,6 +116,7 @@ def spoiled(small: Scene, folder: Path) -> Scene:
     ("what", "said"),
     [
         ("shrunk", "changed size"),
+        ("grown", "changed size"),
         ("gone", "is gone"),
     ],
 )
@@ -129,7 +130,7 @@ def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
         if what == "gone":
             path.unlink()
         else:
-            path.write_bytes(content[:-9])
+            path.write_bytes(content[:-9] if what == "shrunk" else content + b"more")
         with pytest.raises(UserError, match=re.escape(path.name)) as caught:
             for _ in loader.batches(0, 0):
                 pass

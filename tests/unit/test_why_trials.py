@@ -1,8 +1,9 @@
 """Changes that `saturate why` tries in a step: held while they are tried, and taken back."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,30 +59,70 @@ def test_autocast_is_of_the_type_that_its_name_has(
     assert not torch.is_autocast_enabled("cuda")
 
 
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have autocast's regions told to hooks.py, on a machine that torch takes for one with a GPU."""
+    common = torch.cuda.amp.common
+    monkeypatch.setattr(common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    for name, hook in (
+        ("__enter__", hooks._computes_in),
+        ("__exit__", hooks._computed_in),
+    ):
+        # `around` sets it for good: monkeypatch knows what was there
+        monkeypatch.setattr(torch.autocast, name, getattr(torch.autocast, name))
+        hooks.around(torch.autocast, name, hook)
+
+
+OFF = {
+    "torch.autocast": lambda: torch.autocast("cuda", enabled=False),
+    "torch.cuda.amp.autocast": lambda: torch.cuda.amp.autocast(enabled=False),
+}
+IS_ON = True, torch.bfloat16, False
+"""Whether autocast is on, its type, and whether it keeps casted weights."""
+
+
+def state() -> tuple[bool, torch.dtype, bool]:
+    kind = torch.get_autocast_dtype("cuda")
+    return torch.is_autocast_enabled("cuda"), kind, torch.is_autocast_cache_enabled()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.cuda.amp:FutureWarning")
+@pytest.mark.parametrize("switch", OFF.values(), ids=OFF)
+@pytest.mark.usefixtures("hooked")
 def test_an_autocast_that_is_switched_off_does_not_hide_the_one_that_is_tried(
-    monkeypatch: pytest.MonkeyPatch,
+    switch: Callable[[], Any],
 ) -> None:
-    """Many loops have `autocast("cuda", enabled=amp)` around each step."""
-    monkeypatch.setattr(
-        torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
-    )
-    whole = torch.autocast.__enter__
-    monkeypatch.setattr(
-        torch.autocast, "__enter__", lambda self: hooks._computes_in(whole, self)
-    )
+    """Many loops have `autocast("cuda", enabled=amp)` around each step, and some keep it from step to step."""
+    before, once = state(), switch()
+    with trials.autocast(torch.bfloat16, []):
+        for _ in range(2):
+            with once:
+                assert state() == IS_ON
+            # behind it, what was tried goes on
+            assert state() == IS_ON
+    with once:
+        assert not torch.is_autocast_enabled("cuda")
+    assert state() == before
 
-    def computed_in() -> tuple[bool, torch.dtype]:
-        with torch.autocast("cuda", enabled=False):
-            return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
 
-    off = computed_in()
-    assert not off[0]
-    # float16 is what a switch that is off has by itself: only its state tells
-    with trials.autocast(torch.float16, []):
-        assert computed_in() == (True, torch.float16)
-        # behind it, what was tried goes on
-        assert torch.is_autocast_enabled("cuda")
-    assert computed_in() == off and not torch.is_autocast_enabled("cuda")
+@pytest.mark.usefixtures("hooked")
+def test_what_computes_in_fp32_in_any_autocast_does_so_where_one_is_tried() -> None:
+    """A region within the switched-off one, and what torch itself switches off for an operator of fp32."""
+    seen = []
+
+    class Operator(torch.autograd.Function):
+        @staticmethod
+        @partial(torch.amp.custom_fwd, device_type="cuda", cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.is_autocast_enabled("cuda"))
+            return x
+
+    with trials.autocast(torch.bfloat16, []):
+        Operator.apply(torch.ones(1))
+        with OFF["torch.autocast"](), OFF["torch.autocast"]():
+            seen.append(torch.is_autocast_enabled("cuda"))
+    assert seen == [False, False]
 
 
 def test_tf32_is_taken_back() -> None:
@@ -126,7 +167,7 @@ def test_a_gain_is_the_ratio_of_times_of_as_many_steps(
     ("gpu", "settings", "names"),
     [
         (None, {}, []),
-        ("H200", {}, [*HALVES, "channels_last"]),
+        ("H200", {}, ["channels_last", *HALVES]),
         ("H200", {"autocast": "torch.float16"}, ["channels_last"]),
         ("H200", {"dtypes": ["torch.bfloat16"]}, ["channels_last"]),
         ("H200", {"channels_last": True}, HALVES),
