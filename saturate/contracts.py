@@ -89,8 +89,8 @@ class UserError(Exception):
     """
 
     def __str__(self) -> str:
-        said, *answers = self.args or ("",)
-        first = one_line(str(said), LONGEST_MISTAKE)
+        message, *answers = self.args or ("",)
+        first = one_line(str(message), LONGEST_MISTAKE)
         return "\n".join([first, *map(one_line, answers)])
 
 

@@ -70,7 +70,11 @@ class Choice:
             return ""
         names = sorted(self.measured, key=lambda name: name != self.loader)
         ran = {name: _line(self.measured[name]) for name in names}
-        rates = {n: its["rate"] for n, its in self.measured.items() if "rate" in its}
+        rates = {
+            n: figures["rate"]
+            for n, figures in self.measured.items()
+            if "rate" in figures
+        }
         first = ", ".join(f"{name} {ran.pop(name)}" for name in names if name in rates)
         parts = [f"{first} {unit} with the step"]
         if rates[self.loader] < max(rates.values()):
@@ -86,11 +90,11 @@ class Choice:
         return {"loader": self.loader, "loader_auto": auto}
 
 
-def _line(its: Mapping[str, Any]) -> str:
+def _line(figures: Mapping[str, Any]) -> str:
     """Return what was measured of a loader, as a message has it."""
-    if "why" in its:
-        return str(its["why"])
-    return f"{its['rate']:,.0f} ({its['min']:,.0f} to {its['max']:,.0f})"
+    if "why" in figures:
+        return str(figures["why"])
+    return f"{figures['rate']:,.0f} ({figures['min']:,.0f} to {figures['max']:,.0f})"
 
 
 def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -111,7 +115,7 @@ class Answers:
     """
 
     def __init__(
-        self, folder: Path, of: Mapping[str, Any], world: ProcessWorld
+        self, folder: Path, conditions: Mapping[str, Any], world: ProcessWorld
     ) -> None:
         on_gpu = world.device.type == "cuda"
         self._of = {
@@ -120,7 +124,7 @@ class Answers:
             "cores": cores(),
             "ranks": world.size,
             "torch": str(torch.__version__),
-            **of,
+            **conditions,
         }
         text = json.dumps(self._of, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -129,9 +133,9 @@ class Answers:
     def read(self) -> Choice | None:
         """Return the answer that is kept; None where there is none, or a damaged one."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            stored = json.loads(self._path.read_text(encoding="utf-8"))
             answer = Choice(
-                loader=kept["loader"], how="kept", measured=kept["measured"]
+                loader=stored["loader"], how="kept", measured=stored["measured"]
             )
             answer.message("")  # raises where a figure is missing, or is none
             return answer
@@ -157,7 +161,7 @@ def choose(
     run_steps: float,
     answers: Answers,
     before: object = None,
-    say: Callable[[str], None],
+    info: Callable[[str], None],
 ) -> Choice:
     """Return the fastest of the loaders `names`, which this rank can run. Every rank calls it.
 
@@ -176,12 +180,12 @@ def choose(
         return Choice(loader=names[0])
     if before in names:
         return Choice(loader=str(before), how="checkpoint")
-    kept: Choice | None = world.gather(answers.read())[0]
+    stored: Choice | None = world.gather(answers.read())[0]
     # another loader may have been installed since
-    if kept is not None and kept.measured.keys() == {*names}:
-        return kept
+    if stored is not None and stored.measured.keys() == {*names}:
+        return stored
     listed = ", ".join(names)
-    say(f"--loader auto: measuring {listed}, {SECONDS:g} s each beside the step")
+    info(f"--loader auto: measuring {listed}, {SECONDS:g} s each beside the step")
     began = time.perf_counter()
     measured: Measured = {}
     slowest_s = 0.0

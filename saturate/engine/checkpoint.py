@@ -26,7 +26,7 @@ from saturate.engine import ema, optimizers, unkillable
 from saturate.engine import precision as precisions
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.step import Step
-from saturate.engine.stop import say
+from saturate.engine.stop import notify
 from saturate.settings.config import FACTS_OF
 from saturate.settings.run import Run
 from saturate.system import storage, torch_files
@@ -153,10 +153,14 @@ class Checkpoints:
         # a checkpoint waits for the device anyhow, so a step need not look
         if wrong := self.world.gather(wrong[:1])[0]:
             self.wait()  # `saved` is that of the write under way
-            said = f"{wrong[0]} is not finite after step {progress.step:,}"
-            kept = f"last.pt has step {self.saved:,}" if self.saved else "no last.pt"
+            problem = f"{wrong[0]} is not finite after step {progress.step:,}"
+            remainder = (
+                f"last.pt has step {self.saved:,}" if self.saved else "no last.pt"
+            )
             remedy = precisions.remedy(self.step.precision)
-            raise NotFinite(f"{said}; nothing was saved of it, {kept}. {remedy}")
+            raise NotFinite(
+                f"{problem}; nothing was saved of it, {remainder}. {remedy}"
+            )
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return all tensors of a checkpoint that have to be finite, by what messages call them."""
@@ -164,14 +168,16 @@ class Checkpoints:
         average = self.step.ema
         weights = dict(self.module.state_dict())
         averages = {} if average is None else average.state_dict()
-        found = {n: t for n, t in weights.items() if n not in self._masks}
+        tensors = {n: t for n, t in weights.items() if n not in self._masks}
         for name, tensor in averages.items():
             if name.removeprefix(ema.PREFIX) not in self._masks:
-                found[f"{name} (--ema)"] = tensor
+                tensors[f"{name} (--ema)"] = tensor
         for parameter, state in self.step.optimizer.state.items():
-            of = names.get(id(parameter), "a parameter")
-            found |= {f"{key} of {of}": value for key, value in state.items()}
-        return found
+            parameter_name = names.get(id(parameter), "a parameter")
+            tensors |= {
+                f"{key} of {parameter_name}": value for key, value in state.items()
+            }
+        return tensors
 
     def _live(self, progress: Progress) -> dict[str, Any]:
         average = self.step.ema
@@ -255,7 +261,7 @@ class Checkpoints:
         except storage.StorageFault as error:
             if not stopped:
                 raise
-            say(f"{error}, and --resume auto there uploads it")
+            notify(f"{error}, and --resume auto there uploads it")
 
     def hurry(self) -> None:
         """Have uploads given up from now on where the storage is silent: the run ends before its time."""
@@ -282,7 +288,7 @@ class Checkpoints:
         """Say `where` after a run that has lost a rank; not where --unkillable goes on by itself."""
         self.end_upload()
         if self.world.rank == 0 and unkillable.memory is None:
-            say(self.where)
+            notify(self.where)
 
     def _write_beside(self, *, is_last_pt: bool, last: bool) -> None:
         try:
@@ -334,8 +340,8 @@ class Checkpoints:
 
 
 def _say_later(error: Exception) -> None:
-    said = str(error).partition(";")[0]
-    say(f"{said}; training goes on, and the next checkpoint tries again")
+    reason = str(error).partition(";")[0]
+    notify(f"{reason}; training goes on, and the next checkpoint tries again")
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -375,10 +381,10 @@ def keep(last: Path, step: int, count: int) -> None:
         except OSError:  # not every file system can
             shutil.copyfile(last, new)
         os.replace(new, path)
-        for old in kept(last.parent)[:-count]:
+        for old in step_checkpoints(last.parent)[:-count]:
             old.unlink()
     except OSError as error:
-        say(f"--output {last.parent}: cannot keep {path.name}: {error.strerror}")
+        notify(f"--output {last.parent}: cannot keep {path.name}: {error.strerror}")
 
 
 def keep_best(
@@ -395,11 +401,11 @@ def keep_best(
     ranked = [(sign * round(value, 5), step, path)]
     try:
         for other in folder.iterdir():
-            found = own.fullmatch(other.name)
-            if found is not None and int(found[2]) == step:
+            match = own.fullmatch(other.name)
+            if match is not None and int(match[2]) == step:
                 other.unlink()  # a run was resumed into this validation
-            elif found is not None:
-                ranked.append((sign * float(found[1]), int(found[2]), other))
+            elif match is not None:
+                ranked.append((sign * float(match[1]), int(match[2]), other))
         ranked.sort()
         for _, _, other in ranked[count:]:
             other.unlink(missing_ok=True)
@@ -410,7 +416,7 @@ def keep_best(
             os.replace(new, path)
     except (OSError, UserError) as error:
         reason = str(error).partition(";")[0]
-        say(f"--keep-best: cannot keep {path.name}: {reason}")
+        notify(f"--keep-best: cannot keep {path.name}: {reason}")
 
 
 def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
@@ -444,10 +450,10 @@ def set_aside(folder: Path, step: int, copied: Sequence[str]) -> None:
     try:
         storage.keep_aside(aside, later, map(folder.joinpath, copied))
     except OSError as error:
-        said = f"--output {folder}: checkpoints of later steps cannot be kept aside"
-        raise UserError(f"{said}: {error.strerror}; mend it, or move them") from None
+        problem = f"--output {folder}: checkpoints of later steps cannot be kept aside"
+        raise UserError(f"{problem}: {error.strerror}; mend it, or move them") from None
     moved = ", ".join(path.name for path in later)
-    say(
+    notify(
         f"--resume goes on from step {step:,}: later checkpoints are in {aside}: {moved}"
     )
 
@@ -484,7 +490,7 @@ def _copied(content: object) -> Any:
     return content
 
 
-def kept(folder: Path) -> list[Path]:
+def step_checkpoints(folder: Path) -> list[Path]:
     """List the files of --keep, by their steps."""
     return sorted(folder.glob("step-*.pt"))
 
@@ -493,12 +499,12 @@ def newest(folder: Path) -> Path | None:
     """Return the file that --resume auto takes: last.pt, or if that is damaged the newest of --keep that is not, with
     a warning. None where there is none.
     """
-    paths = [folder / "last.pt", *reversed(kept(folder))]
+    paths = [folder / "last.pt", *reversed(step_checkpoints(folder))]
     paths = [path for path in paths if path.is_file()]
     for path in paths[:-1]:  # `read` has a line for the last one
         if torch_files.damaged(path) is None:
             return path
-        say(f"--resume auto: {path} is damaged, and the one before it is tried")
+        notify(f"--resume auto: {path} is damaged, and the one before it is tried")
     return paths[-1] if paths else None
 
 
@@ -507,35 +513,35 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
 
     `flag` has named it.
     """
-    said = f"{flag} {path}"
+    origin = f"{flag} {path}"
     try:
         content = torch_files.load(path)
     except FileNotFoundError:
-        there = ", ".join(sorted(file.name for file in path.parent.glob("*.pt")))
+        others = ", ".join(sorted(file.name for file in path.parent.glob("*.pt")))
         remedy = "'--resume auto' starts anew when there is none"
-        if there:
-            remedy = f"its folder has {there}"
-        raise UserError(f"{said}: no checkpoint there; {remedy}") from None
+        if others:
+            remedy = f"its folder has {others}"
+        raise UserError(f"{origin}: no checkpoint there; {remedy}") from None
     except torch_files.Unreadable as error:
         raise UserError(
-            f"{said}: not a checkpoint that can be read ({error})"
+            f"{origin}: not a checkpoint that can be read ({error})"
         ) from None
     if not torch_files.is_ours(content):
         remedy = "to start from plain weights use --weights"
-        raise UserError(f"{said}: not a checkpoint of this program; {remedy}")
+        raise UserError(f"{origin}: not a checkpoint of this program; {remedy}")
     if content["format"] != FORMAT:
         remedy = f"this version reads format {FORMAT}; {WEIGHTS_ALONE}"
         number = str(content["format"])[:60]
-        raise UserError(f"{said}: a checkpoint of format {number}; {remedy}")
+        raise UserError(f"{origin}: a checkpoint of format {number}; {remedy}")
     try:
         Content.model_validate(content)
     except ValidationError as error:
         name = error.errors()[0]["loc"][0]
         wrong = f"'{name}' in it is missing, or not what was written"
-        raise UserError(f"{said}: a damaged checkpoint: {wrong}") from None
+        raise UserError(f"{origin}: a damaged checkpoint: {wrong}") from None
     if damaged := torch_files.damaged(path):
         wrong = f"'{damaged}' in it is not what was written"
-        raise UserError(f"{said}: a damaged checkpoint: {wrong}")
+        raise UserError(f"{origin}: a damaged checkpoint: {wrong}")
     return dict(content)
 
 
@@ -579,8 +585,8 @@ class Resume:
         path = None
         if auto and last is None:
             remedy = "or name the checkpoint: --resume FILE"
-            said = "--resume auto looks for last.pt in --output, which was not given"
-            raise UserError(f"{said}; {remedy}")
+            problem = "--resume auto looks for last.pt in --output, which was not given"
+            raise UserError(f"{problem}; {remedy}")
         if auto:
             path = newest(last.parent) if last is not None else None
             path = (memory and memory.path) or path
@@ -693,9 +699,9 @@ class Resume:
             what = "training data (manifest fingerprint)"
             why = because if flags else files
             compared.append((what, content["manifest"], manifest, why))
-        for what, there, here, instead in compared:
-            if there != here:
-                values = f"{there!s:.60} in the checkpoint, {here!s:.60} in this run"
+        for what, theirs, ours, instead in compared:
+            if theirs != ours:
+                values = f"{theirs!s:.60} in the checkpoint, {ours!s:.60} in this run"
                 raise UserError(f"{self.origin}: {what} is {values}{instead}")
         self.content = content
 
@@ -711,10 +717,10 @@ class Resume:
         try:
             module.load_state_dict(self.content["model"])
         except RuntimeError as error:  # such as the position embedding of a transformer
-            said = str(error).splitlines()[-1].strip()
+            reason = str(error).splitlines()[-1].strip()
             asked = "was --image-size another one?"
             raise UserError(
-                f"--resume: the weights do not fit, {asked} {said}"
+                f"--resume: the weights do not fit, {asked} {reason}"
             ) from None
         if step.ema is not None and "ema" in self.content:
             step.ema.load_state_dict(self.content["ema"])
@@ -776,23 +782,24 @@ def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the settings that are otherwise now, such as 'lr 0.1 -> 1.0'; those that `before` has not are
     left out.
     """
-    return [f"{name} {there} -> {here}" for name, there, here in _others(before, now)]
+    return [f"{name} {old} -> {new}" for name, old, new in _others(before, now)]
 
 
 def _others(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
     both = [(name, before[name], now[name]) for name in now if name in before]
-    return [(name, there, here) for name, there, here in both if there != here]
+    return [(name, old, new) for name, old, new in both if old != new]
 
 
 def _of_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the flags by which the data set may be another one, such as '--val-share 0.2 -> 0.4'."""
-    said = {"scanned": " {} -> {}", "located": ""}  # a URL may hold a key
+    templates = {"scanned": " {} -> {}", "located": ""}  # a URL may hold a key
     return [
-        f"--{name.replace('_', '-')}" + said[FACTS_OF[name].resume].format(there, here)
-        for name, there, here in _others(before, now)
-        if FACTS_OF[name].resume in said
+        f"--{name.replace('_', '-')}"
+        + templates[FACTS_OF[name].resume].format(old, new)
+        for name, old, new in _others(before, now)
+        if FACTS_OF[name].resume in templates
     ]
 
 
@@ -815,22 +822,22 @@ def load_optimizer(
 
     Raises UserError for another optimiser, or another number of parameters.
     """
-    there = content["config"].get("optimizer", name)
+    theirs = content["config"].get("optimizer", name)
     saved = content["optimizer"]
     trained, trains = (
         [len(group["params"]) for group in groups]
         for groups in (saved["param_groups"], optimizer.param_groups)
     )
-    if there != name:
-        said = f"--optimizer is {there} in the checkpoint, {name} in this run"
-        raise UserError(f"--resume: {said}; {WEIGHTS_ALONE}")
+    if theirs != name:
+        problem = f"--optimizer is {theirs} in the checkpoint, {name} in this run"
+        raise UserError(f"--resume: {problem}; {WEIGHTS_ALONE}")
     if trained != trains:
         counts = f"{trained} in the checkpoint, {trains} in this run"
         flags = "--no-decay, --layer-decay, --weights, --weights-backbone and --trainable-layers"
-        said = (
+        problem = (
             f"parameters are trained in groups of {counts}: give {flags} as it had them"
         )
-        raise UserError(f"--resume: {said}; {WEIGHTS_ALONE}")
+        raise UserError(f"--resume: {problem}; {WEIGHTS_ALONE}")
     own = [dict(group) for group in optimizer.param_groups]
     try:
         # load_state_dict takes over learning rate, momentum and decay, and `fused` and `capturable` tell it
@@ -845,9 +852,9 @@ def load_optimizer(
         if content["scaler"]:
             scaler.load_state_dict(content["scaler"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        said = str(error).partition("\n")[0]
+        problem = str(error).partition("\n")[0]
         raise UserError(
-            f"--resume: a damaged checkpoint: its optimiser's state is not one ({said})"
+            f"--resume: a damaged checkpoint: its optimiser's state is not one ({problem})"
         ) from None
     # a checkpoint has no state where all its steps were skipped
     optimizers.make_state(optimizer, name)

@@ -43,7 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 from saturate.contracts import PeerLost, UserError, one_line
 from saturate.engine import memory, ranks, slurm, unkillable
 from saturate.engine.ranks import RESUME, Peers, is_lost_peer
-from saturate.engine.stop import say
+from saturate.engine.stop import notify
 from saturate.system import exit_codes, limits
 from saturate.system.resources import cores
 
@@ -250,7 +250,7 @@ class ProcessWorld:
     def _leave(self, code: int, line: str) -> None:
         """End this process in mid-step, after a line that says why if there is one."""
         if line:
-            say(line)
+            notify(line)
         os._exit(code)
 
     def workers(self, asked: int | None) -> int:
@@ -331,7 +331,7 @@ class ProcessWorld:
     def _look_at(self, is_right: Callable[[], bool]) -> None:
         """Leave for good where this rank is not right, before it trains with others again (--unkillable)."""
         if unkillable.memory is not None and not is_right():
-            say(f"{unkillable.FLAG}: {self.named} on {self.device}: a wrong result")
+            notify(f"{unkillable.FLAG}: {self.named} on {self.device}: a wrong result")
             os._exit(unkillable.FAULTY)
 
     def _computes_right(self) -> bool:
@@ -342,7 +342,7 @@ class ProcessWorld:
             # a process that was killed may have it still
             if memory.lack(error):
                 return True
-            say(one_line(str(error)))
+            notify(one_line(str(error)))
             return False
 
     def _sums_right(self) -> bool:
@@ -370,8 +370,8 @@ class ProcessWorld:
             answer = self._peers.first(answer)
         if answer[1] is not None:
             raise answer[1]
-        found: Answer = answer[0]
-        return found
+        result: Answer = answer[0]
+        return result
 
     def _sent(self, value: object) -> Any:
         """Return rank 0's value. Tensors travel one by one: pickled they would be in memory four times."""
@@ -536,8 +536,8 @@ class ProcessWorld:
 
 
 def _complain(line: str) -> None:
-    said = map(one_line, f"train.py: {line}".split("\n"))
-    print("\n".join(said), file=sys.stderr, flush=True)
+    lines = map(one_line, f"train.py: {line}".split("\n"))
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def votes_every(ranks: int) -> int:

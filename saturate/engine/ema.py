@@ -116,8 +116,8 @@ class Ema:
         """Take the averages of a state dict; the network has loaded its other buffers. Raises UserError."""
         for name in (COUNT, *(PREFIX + name for name in self.names)):
             if name not in state:
-                said = f"a damaged checkpoint: its 'ema' has no '{name}'"
-                raise UserError(f"--resume: {said}")
+                problem = f"a damaged checkpoint: its 'ema' has no '{name}'"
+                raise UserError(f"--resume: {problem}")
         with torch.no_grad():
             for name, average in zip(self.names, self._averages, strict=True):
                 average.copy_(state[PREFIX + name])

@@ -189,7 +189,7 @@ def capture(
     Every rank calls it, and all of them capture or none. The loader opens after this: its threads call CUDA,
     and a call at the wrong time breaks a capture.
     """
-    statics = [_kept(batch) for batch in batches]
+    statics = [_cloned(batch) for batch in batches]
     with step.preserved():
         count = WARM_UP if world.size == 1 else WARM_UP_OF_RANKS
         for static in statics:
@@ -211,7 +211,7 @@ def capture(
     return why, split
 
 
-def _kept(batch: Batch) -> Batch:
+def _cloned(batch: Batch) -> Batch:
     """Return a batch in memory of its own, for replays to read."""
     return replace(
         batch,

@@ -518,7 +518,7 @@ class Training:
         self.report.info("measuring the two ceilings: the step alone, the loader alone")
         try:
             with self.watch.slow(), self.meter.pause_for("ceilings"):
-                found = self.measure_ceilings(
+                ceilings = self.measure_ceilings(
                     batch,
                     epoch=epoch,
                     stop=self.stop,
@@ -529,10 +529,12 @@ class Training:
                 )
         except Asked:
             return False
-        if found is None:
+        if ceilings is None:
             return False
         self.report.ceilings(
-            compute=found["compute"], loader=found["loader"], step=self.progress.step
+            compute=ceilings["compute"],
+            loader=ceilings["loader"],
+            step=self.progress.step,
         )
         return True
 

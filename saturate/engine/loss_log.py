@@ -124,8 +124,8 @@ class LossLog:
             each for of_rank in self._world.gather(bad[:1]) for each in of_rank
         ]
         step, value, ids = min(everyones, key=itemgetter(0))
-        said = f"the loss is {value} at step {step}; samples {ids}"
-        raise NotFinite(f"{said}; nothing was saved after it. {self._remedy}")
+        problem = f"the loss is {value} at step {step}; samples {ids}"
+        raise NotFinite(f"{problem}; nothing was saved after it. {self._remedy}")
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
         """Return float64 [count, 4 + P], as Step returns them; wait for the last of these steps and for

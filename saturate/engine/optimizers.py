@@ -61,7 +61,7 @@ def _groups(module: nn.Module, optimisation: Optimisation) -> Groups:
     excluded = () if named is None else named()
     scales = _layer_scales(module, optimisation.layer_decay)
     decays = (optimisation.weight_decay, optimisation.norm_weight_decay, 0.0)
-    found: dict[tuple[int, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[int, float], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -71,14 +71,14 @@ def _groups(module: nn.Module, optimisation: Optimisation) -> Groups:
         if _matches(name, optimisation.no_decay):
             which = BARE
         key = which, scales.get(name, 1.0)
-        found.setdefault(key, []).append(parameter)
+        groups.setdefault(key, []).append(parameter)
     return [
         {
-            "params": found[which, scale],
+            "params": groups[which, scale],
             "weight_decay": decays[which],
             "lr_scale": scale,
         }
-        for which, scale in sorted(found)
+        for which, scale in sorted(groups)
     ]
 
 
@@ -351,7 +351,7 @@ def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:
     GradScaler waits for the device before it calls an optimiser that does not do so by itself. The price is a
     copy of weights and state while a step with a loss scale lasts.
     """
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    saved: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @torch.no_grad()
     def keep(optimizer: Any, *_: object) -> None:
@@ -362,14 +362,14 @@ def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:
             tensors += [
                 value for value in state.values() if isinstance(value, torch.Tensor)
             ]
-        kept.extend((tensor, tensor.detach().clone()) for tensor in tensors)
+        saved.extend((tensor, tensor.detach().clone()) for tensor in tensors)
 
     @torch.no_grad()
     def put_back(optimizer: Any, *_: object) -> None:
-        for tensor, before in kept:
-            there = optimizer.found_inf.to(tensor.device) > 0
-            tensor.copy_(torch.where(there, before, tensor))
-        kept.clear()
+        for tensor, before in saved:
+            skipped = optimizer.found_inf.to(tensor.device) > 0
+            tensor.copy_(torch.where(skipped, before, tensor))
+        saved.clear()
 
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     optimizer.register_step_pre_hook(keep)
@@ -398,9 +398,9 @@ class LearningRates:
     def write(self, rates: Sequence[float]) -> None:
         """Set the rate of each group, in place where it lies on a device."""
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            there = group["lr"]
-            if not isinstance(there, torch.Tensor):
+            current = group["lr"]
+            if not isinstance(current, torch.Tensor):
                 group["lr"] = rate
-            elif self._written.get(there) != rate:
-                there.fill_(rate)
-                self._written[there] = rate
+            elif self._written.get(current) != rate:
+                current.fill_(rate)
+                self._written[current] = rate

@@ -198,10 +198,10 @@ class Peers:
 
         while not self._ended.wait(BEAT_S):
             beats += 1
-            found = self._asked(exchange, SILENT_S)
-            if found is None:
+            reply = self._asked(exchange, SILENT_S)
+            if reply is None:
                 self._ended.wait(CLOSED_S)
-            lost, mistake = found or (self._no_store(), "")
+            lost, mistake = reply or (self._no_store(), "")
             if mistake:
                 # the main thread may have met it too, and closes what it has open
                 if not self._ended.wait(ALONE_AFTER_S):
@@ -218,8 +218,8 @@ class Peers:
         """Tell all ranks who is lost. The first text stays and is returned: ranks that leave because of it are not
         lost.
         """
-        told: str = self._aside.compare_set("lost", "", lost).decode()
-        return told
+        stored: str = self._aside.compare_set("lost", "", lost).decode()
+        return stored
 
     def _let_others_read(self) -> None:
         """Give the others the time to read who is lost, or that all end, where the store ends with this process."""

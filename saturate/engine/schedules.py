@@ -17,18 +17,18 @@ def settled(
     --warmup-steps are over. `samples` are those that an epoch trains on; only whole steps of them count.
     """
     changed: dict[str, float] = {}
-    told = []
+    notes = []
     if optimisation.lr_per:
         changed["lr"] = lr = optimisation.lr * of_a_step / optimisation.lr_per
         scaled = f"--lr {optimisation.lr:g} x {of_a_step} samples a step / --lr-per {optimisation.lr_per}"
-        told.append(f"the learning rate is {scaled} = {lr:.4g}")
+        notes.append(f"the learning rate is {scaled} = {lr:.4g}")
     if optimisation.warmup_steps:
         whole, rest = divmod(optimisation.warmup_steps, max(samples // of_a_step, 1))
         changed["warmup_epochs"] = epochs = whole + rest * of_a_step / max(samples, 1)
-        told.append(
+        notes.append(
             f"--warmup-steps {optimisation.warmup_steps} are a warm-up of {counted(float(epochs), 'epoch')}"
         )
-    return optimisation.model_copy(update=changed), told
+    return optimisation.model_copy(update=changed), notes
 
 
 def of_plan(optimisation: Optimisation, plan: Plan) -> tuple[Optimisation, list[str]]:
@@ -58,9 +58,9 @@ def limits(
     a_step = plan.global_batch_size
     # a sample that repeats may take the place of others
     what = "sample" if plan.views == 1 else "row"
-    told = {}
+    rows = {}
     if plan.batches.rows != asked:
-        told["batch size"] = (
+        rows["batch size"] = (
             f"{plan.batches.rows} for --batch-size {asked}: an epoch of {counted(steps, 'step')} has all "
             f"{counted(samples, what)}"
         )
@@ -77,7 +77,7 @@ def limits(
             f"{others:,} of {counted(samples, 'sample')} an epoch, which shows the others {repeats} times (--repeats)"
         )
     if left_out:
-        told["left out"] = "; ".join(left_out)
+        rows["left out"] = "; ".join(left_out)
     ends = []
     patience = optimisation.patience
     # the first one is the best so far, and the last one ends the run anyway
@@ -91,8 +91,8 @@ def limits(
     if optimisation.seconds is not None:
         ends.append(f"after {optimisation.seconds:g} s at a steady rate (--seconds)")
     if ends:
-        told["may end early"] = ", or ".join(ends)
-    return told
+        rows["may end early"] = ", or ".join(ends)
+    return rows
 
 
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:

@@ -50,7 +50,7 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
                     "alone: start with torchrun, or one process with torchrun on each node"
                 )
         return {}
-    lists = (environ.get(f"SLURM_{of}NODELIST") for of in ("STEP_", "", "JOB_"))
+    lists = (environ.get(f"SLURM_{scope}NODELIST") for scope in ("STEP_", "", "JOB_"))
     nodes = next((nodes for nodes in lists if nodes), "")
     try:
         port = PORTS[int(environ.get("SLURM_JOB_ID", 0)) % len(PORTS)]
@@ -63,21 +63,21 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
             "MASTER_PORT": environ.get("MASTER_PORT") or str(port),
         }
     except (KeyError, ValueError, IndexError) as error:
-        said = (
+        reason = (
             f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         )
         raise UserError(
-            f"one of {tasks} tasks of Slurm, of unknown place among them ({said}); {REMEDY}"
+            f"one of {tasks} tasks of Slurm, of unknown place among them ({reason}); {REMEDY}"
         ) from None
 
 
 def _tasks_here(environ: Mapping[str, str], size: int) -> int:
     """Return how many tasks this node has: of "2(x3),1" two on each of three nodes, and one on the last."""
-    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get(
+    counts_text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get(
         "SLURM_TASKS_PER_NODE", ""
     )
     counts: list[int] = []
-    for part in told.split(",") if told else []:
+    for part in counts_text.split(",") if counts_text else []:
         count, _, times = part.partition("(x")
         counts += [int(count)] * int(times.removesuffix(")") or 1)
     if counts:

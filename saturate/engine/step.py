@@ -321,8 +321,8 @@ class Step:
         if self.graphs is None:
             return True
         gc.collect()
-        kept = self.graphs.lent_bytes() > self._held_by_graphs
-        if any(self.world.gather(kept)):
+        lent = self.graphs.lent_bytes() > self._held_by_graphs
+        if any(self.world.gather(lent)):
             self.graphs = None
         return self.graphs is not None
 

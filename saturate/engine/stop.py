@@ -89,7 +89,7 @@ class StopRequest:
             self._heard_s = time.monotonic()
             later = f"Ctrl-C {ECHO_S:.0f} s from now or later ends without a checkpoint"
             if int(os.environ.get("RANK", 0)) == 0:  # once, and not on every rank
-                say(f"stopping after this step; {later}")
+                notify(f"stopping after this step; {later}")
         if self.gives_up and self._may_give_up:
             # at the first signal, too: the watch, a thread, has heard it while this one hung in a library
             raise Asked
@@ -98,11 +98,11 @@ class StopRequest:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_DFL)  # closing may hang too
             if int(os.environ.get("RANK", 0)) == 0:
-                say("ending now, without a checkpoint")
+                notify("ending now, without a checkpoint")
             raise KeyboardInterrupt
 
 
-def say(line: str) -> None:
+def notify(line: str) -> None:
     """Say a line at any moment, in any thread."""
     with suppress(OSError):
         # past Python's streams, in whose middle a signal may have come

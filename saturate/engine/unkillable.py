@@ -42,7 +42,7 @@ import psutil
 
 from saturate.engine import slurm
 from saturate.engine.ranks import store_listens
-from saturate.engine.stop import SIGNALS, say
+from saturate.engine.stop import SIGNALS, notify
 from saturate.system import exit_codes, processes
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ class Agent:
                 lost = [named(name) for name in self._members if name not in members]
                 why = f"{', '.join(lost) or 'a rank'} was killed, or its host is lost or cut off"
             goes_on = f"goes on with {len(members)} of {self.size} ranks"
-            say(f"{FLAG}: {why}; {goes_on}")
+            notify(f"{FLAG}: {why}; {goes_on}")
 
     def _is_first_here(self, names: Iterable[str]) -> bool:
         """Whether this is the first of those agents on its host."""
@@ -344,24 +344,27 @@ class Agent:
         right. End the run here where others may go on with it.
         """
         joined = self.store.get(f"{self.generation}/joined").splitlines()
-        found: dict[str, tuple[int, str]] = dict(map(json.loads, joined))
+        joined_members: dict[str, tuple[int, str]] = dict(map(json.loads, joined))
         is_first = str(self.generation).encode() == self.store.get("first")
         most_s = FIRST_S if is_first else JOIN_S
         _, expected, members = self._ended(self.generation - 1)
-        waits = not expected or set(expected) - found.keys()
-        if len(found) < self.size and waits and waited_s < most_s:
+        waits = not expected or set(expected) - joined_members.keys()
+        if len(joined_members) < self.size and waits and waited_s < most_s:
             return
         before = set(map(host_of, members))
-        here = before.intersection(map(host_of, found))
+        here = before.intersection(map(host_of, joined_members))
         is_half = 2 * len(here) == len(before)
         if 2 * len(here) < len(before) or (before and is_half and not self._locks()):
             if waited_s > ALONE_S:
-                self._end_alone(found, f"{len(here)} of {len(before)} hosts")
+                self._end_alone(joined_members, f"{len(here)} of {len(before)} hosts")
             return
         # spares stay outside; rank 0 gives the others its snapshot
-        members = sorted(sorted(found)[: self.size], key=lambda name: -found[name][0])
-        addresses = {host_of(name): found[name][1] for name in members}
-        world = json.dumps([members, found[members[0]][0], addresses])
+        members = sorted(
+            sorted(joined_members)[: self.size],
+            key=lambda name: -joined_members[name][0],
+        )
+        addresses = {host_of(name): joined_members[name][1] for name in members}
+        world = json.dumps([members, joined_members[members[0]][0], addresses])
         key = f"{self.generation}/world"
         self.store.compare_set(key, "", world)
 
@@ -382,7 +385,9 @@ class Agent:
         """End the run here: the other hosts may go on."""
         if self._is_first_here(names):
             lacks = "neither a majority nor the lock of a shared --output"
-            say(f"{FLAG}: {left} left, {lacks}; others may go on, else --resume auto")
+            notify(
+                f"{FLAG}: {left} left, {lacks}; others may go on, else --resume auto"
+            )
         self._end_run(exit_codes.FAILED)
 
     def _trains(self, members: list[str]) -> bool:
@@ -483,13 +488,15 @@ class Agent:
         with_cuda = ""
         if device.type == "cuda":
             images = torch.ones(8, 8, 8, 8, device=device)
-            found = torch.nn.functional.conv2d(images, images).flatten(1)
-            found.mm(found)
+            features = torch.nn.functional.conv2d(images, images).flatten(1)
+            features.mm(features)
             torch.cuda.synchronize()
             with_cuda = " and a CUDA context"
         if self._says_memory and os.environ.get("LOCAL_RANK", "0") == "0":
             own = psutil.Process().memory_full_info().uss >> 20
-            say(f"--warm-spare: one a rank waits, with {own} MiB of memory{with_cuda}")
+            notify(
+                f"--warm-spare: one a rank waits, with {own} MiB of memory{with_cuda}"
+            )
 
     def _watch(self, neighbour: str) -> int | None:
         """Return the exit code of the trainer, ANOTHER_ENDED once the generation has ended; watch another agent.
@@ -573,8 +580,8 @@ class Agent:
         if heard != self._heard:
             self._heard, self._heard_s = heard, now
         if now - self._heard_s > SILENT_S:
-            there = {host_of(name)} - {host_of(self.name)}
-            left = [n for n in members if n != name and host_of(n) not in there]
+            suspect_host = {host_of(name)} - {host_of(self.name)}
+            left = [n for n in members if n != name and host_of(n) not in suspect_host]
             self._end_generation("", [*left, self.name], members)
 
     def _pass_on(self, number: int, _frame: object) -> None:
@@ -605,7 +612,7 @@ class Agent:
                     return store
             time.sleep(LOOK_S)
         at = f"{address}:{master_port()}"
-        say(f"{FLAG}: rank 0, which has the store at {at}, has not come")
+        notify(f"{FLAG}: rank 0, which has the store at {at}, has not come")
         os._exit(exit_codes.MISTAKE)
 
     def _connect(self, address: str, until: float, *, serves: bool) -> Any:
@@ -628,11 +635,11 @@ class Agent:
             with suppress(OSError, IndexError):  # that of the listing; no port
                 if not stat.S_ISSOCK(os.fstat(number).st_mode):
                     continue
-                with socket.socket(fileno=os.dup(number)) as found:
-                    if found.getpeername()[1] != port:
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    if connection.getpeername()[1] != port:
                         continue
-                    _give_up_early(found)
-                    ends = found.getsockname()[0], found.getpeername()[0]
+                    _give_up_early(connection)
+                    ends = connection.getsockname()[0], connection.getpeername()[0]
                     own, of_store = (end.removeprefix("::ffff:") for end in ends)
                     self._address = own, of_store
         return dist.PrefixStore("unkillable", server)
@@ -657,11 +664,11 @@ class Agent:
                 self._beaten_s = 0.0
                 os.environ["MASTER_ADDR"] = address
                 if self._is_first_here(self._members):
-                    say(
+                    notify(
                         f"{FLAG}: the store at {lost} does not answer; MASTER_ADDR is {address} now"
                     )
                 return
-        say(f"{FLAG}: the store does not answer; go on with --resume auto")
+        notify(f"{FLAG}: the store does not answer; go on with --resume auto")
         os._exit(exit_codes.FAILED)
 
 
@@ -704,7 +711,7 @@ def _begin_run(store: Store, command: str, port: int) -> None:
         beats = store.add("beats", 0)
         time.sleep(SILENT_S)
         if store.add("beats", 0) != beats:
-            say(f"{FLAG}: MASTER_PORT {port} is that of another run; set another")
+            notify(f"{FLAG}: MASTER_PORT {port} is that of another run; set another")
             os._exit(exit_codes.MISTAKE)
         has_ended = True
     if has_ended or not store.check(["end"]):

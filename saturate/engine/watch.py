@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from saturate.contracts import Batch, Counts, Loader, counted, do_nothing
 from saturate.engine.distributed import ProcessWorld
 from saturate.engine.ranks import RESUME
-from saturate.engine.stop import SIGNALS, StopRequest, say
+from saturate.engine.stop import SIGNALS, StopRequest, notify
 from saturate.system import exit_codes
 
 SAID_S = 30.0
@@ -208,7 +208,7 @@ class Watch:
             and now - self._since_s > SAID_S
         ):
             self._has_said = True
-            say(
+            notify(
                 f"{self.world.named} has waited {SAID_S:.0f} s for a batch: {self._awaited()}"
             )
 
@@ -250,8 +250,10 @@ class Watch:
             else self.world.blame()
         )
         minutes = counted(self.world.timeout_s / 60, "minute")
-        said = f"{self.world.named} has not gone on for {minutes} (--timeout-minutes)"
-        self._leave(exit_codes.FAILED, f"{said}: {why}; {RESUME}")
+        problem = (
+            f"{self.world.named} has not gone on for {minutes} (--timeout-minutes)"
+        )
+        self._leave(exit_codes.FAILED, f"{problem}: {why}; {RESUME}")
 
     def _end(self, code: int, line: str) -> None:
         if self._heard is not None and code == exit_codes.FAILED:
@@ -260,12 +262,12 @@ class Watch:
 
     def _leave(self, code: int, line: str) -> None:
         if line:
-            say(line)
+            notify(line)
         with self.writing:  # a write beside training ends
             self.last_words()
             self.leave(code)
 
     def _awaited(self) -> str:
         loader = self._waits
-        found = loader.awaited() if loader is not None else ""
-        return found or "a batch"
+        awaited = loader.awaited() if loader is not None else ""
+        return awaited or "a batch"

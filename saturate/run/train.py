@@ -44,7 +44,7 @@ from saturate.engine.checkpoint import (  # noqa: E402
 from saturate.engine.failures import Failures  # noqa: E402
 from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
-from saturate.engine.stop import say  # noqa: E402
+from saturate.engine.stop import notify  # noqa: E402
 from saturate.engine.validation import Target, Validation  # noqa: E402
 from saturate.loaders import first_batches, open_loader  # noqa: E402
 from saturate.models import Unusable  # noqa: E402
@@ -171,7 +171,7 @@ def train(
         # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
         if unkillable.memory is not None and is_throttled(world.device):
-            say(f"{unkillable.FLAG}: {world.named}: its GPU's clock is held down")
+            notify(f"{unkillable.FLAG}: {world.named}: its GPU's clock is held down")
         # Must precede Phases(): it records events on the current stream.
         stack.enter_context(world.own_stream())
         before = checkpoint.get("config", {}).get("batch_size")
@@ -322,7 +322,7 @@ def choose(
             cache_folder(config.data.manifest_dir), measured_under, step.world
         ),
         before=resume.content.get("loader"),
-        say=console.info,
+        info=console.info,
     )
     TIMELINE.mark("choosing the loader")
     loader = None

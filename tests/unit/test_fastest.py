@@ -116,7 +116,7 @@ def chosen(
         run_steps=run_steps,
         answers=Answers(folder, of or {"manifest": "of-pictures"}, step.world),
         before=before,
-        say=lambda _: None,
+        info=lambda _: None,
     )
 
 
