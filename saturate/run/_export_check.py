@@ -39,7 +39,7 @@ Run = Callable[[Array], list[Array]]
 class Verdict(NamedTuple):
     """What is to say of a file."""
 
-    said: str  # how many samples were compared, and how
+    finding: str  # how many samples were compared, and how
     wanted: str  # of a file that is right
     right: bool
 
@@ -106,9 +106,9 @@ def detections_of(
     outputs: Sequence[dict[str, torch.Tensor]], split: Split[Any], row: Rows
 ) -> list[Array]:
     """Return boxes [N, 4] in pixels of the image, labels and scores [N]."""
-    (found,) = outputs
+    (answer,) = outputs
     boxes, labels, scores = (
-        found[name].numpy() for name in ("boxes", "labels", "scores")
+        answer[name].numpy() for name in ("boxes", "labels", "scores")
     )
     sample = int(row.ids[0])
     limits = [split.columns.width[sample], split.columns.height[sample]] * 2
@@ -140,31 +140,31 @@ def detections(run: Run, samples: Iterator[Sample]) -> Verdict:
     """Look for the best detections of --predict among the file's, and the other way round; else as `logits`."""
     count = agreed = total = 0
     for pixels, expected in islice(samples, CHECKED):
-        found = run(pixels)
-        for one, other in ((expected, found), (found, expected)):
+        answer = run(pixels)
+        for one, other in ((expected, answer), (answer, expected)):
             best = [each[:BEST] for each in one]
             total += len(best[0])
             agreed += int(in_both(best, other).sum())
         count += 1
     require(count)
-    said = f"{agreed} of the {total} best detections of the file and of --predict in {count} images are of both"
+    finding = f"{agreed} of the {total} best detections of the file and of --predict in {count} images are of both"
     if not total:
-        said = (
+        finding = (
             f"nothing is found in {count} images, by --predict or the file, whose boxes are thus unchecked: "
             "--images FOLDER of others, or longer training"
         )
-    return Verdict(said, f"{AGREED:.0%} must be", right=agreed >= AGREED * total)
+    return Verdict(finding, f"{AGREED:.0%} must be", right=agreed >= AGREED * total)
 
 
-def in_both(found: list[Array], others: list[Array]) -> Array:
+def in_both(candidates: list[Array], others: list[Array]) -> Array:
     """Return which detections, bool [N], are among `others`: boxes [N, 4], labels, scores [N], of one image.
 
     A score that is equal to the lowest one of the others' class is of a set that a detector has cut: which boxes of
     such a set are kept, and which suppress which, depends on the last bit, so one of that score will do.
     """
     if not len(others[0]):
-        return np.zeros(len(found[0]), bool)
-    boxes, labels, scores = (torch.from_numpy(one) for one in found)
+        return np.zeros(len(candidates[0]), bool)
+    boxes, labels, scores = (torch.from_numpy(one) for one in candidates)
     their_boxes, their_labels, their_scores = (torch.from_numpy(one) for one in others)
     # a pixel is added around each, since a box may have no area
     grown = torch.tensor([-1.0, -1.0, 1.0, 1.0])

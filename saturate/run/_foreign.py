@@ -79,14 +79,14 @@ def files_of(data: Path) -> list[Path]:
     inside = sorted(data.iterdir()) if data.is_dir() else [data]
     if any(path.is_dir() for path in inside):
         return []
-    found = [path for path in inside if FILES.fullmatch(path.name) and path.exists()]
-    for path in found:
+    files = [path for path in inside if FILES.fullmatch(path.name) and path.exists()]
+    for path in files:
         if path.suffix == ".rec":
             raise UserError(
                 f"{path}: RecordIO is not read; write its images into class folders: "
                 "DALI's fn.readers.mxnet gives them with their labels"
             )
-    return found
+    return files
 
 
 def open_rows(
@@ -138,10 +138,10 @@ def _hdf5(path: Path, *keys: str | None) -> Iterator[Row]:
         raise UserError(f"{path} cannot be read as HDF5: {error}") from None
     images, labels = (key and file.get(key) for key in keys)
     if not (isinstance(images, h5py.Dataset) and isinstance(labels, h5py.Dataset)):
-        there: list[str] = []
-        file.visit(there.append)
+        dataset_names: list[str] = []
+        file.visit(dataset_names.append)
         raise UserError(
-            f"{path}: name the datasets of images and labels by --images and --labels; it has {', '.join(there)}"
+            f"{path}: name the datasets of images and labels by --images and --labels; it has {', '.join(dataset_names)}"
         )
     is_array = images.dtype == np.uint8 and images.shape[1:][2:] == (3,)
     is_encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
@@ -190,14 +190,14 @@ def _tfrecord(path: Path, *keys: str | None) -> Iterator[Row]:
                 features = Example.FromString(record).features.feature
             except Exception as error:  # protobuf's
                 raise UserError(f"{path}: no tf.train.Example: {error}") from None
-            there = ", ".join(sorted(features))
+            feature_names = ", ".join(sorted(features))
             image = features[image_key].bytes_list.value
             label = features[label_key]
             numbers, texts = label.int64_list.value, label.bytes_list.value
             values = [*map(str, numbers), *map(os.fsdecode, texts)]
             if len(image) != 1 or len(values) != 1:
                 raise UserError(
-                    f"{path}: a record has {there}, and not one {image_key} and one {label_key}: name them "
+                    f"{path}: a record has {feature_names}, and not one {image_key} and one {label_key}: name them "
                     "by --images and --labels"
                 )
             place = begin + record.index(image[0])

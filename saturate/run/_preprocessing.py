@@ -227,12 +227,12 @@ class Detections(Preprocessed):
         if self.framing.window == "fit":
             padding = (0, -width % STRIDE, 0, -height % STRIDE)
             pixels = functional.pad(pixels, padding)
-        (found,) = self.network(pixels, [(height, width)])
+        (detections,) = self.network(pixels, [(height, width)])
         rows, columns = (_length(side, image) for side in image.shape[:2])
         limits = torch.cat([columns, rows, columns, rows])
         scale = torch.cat([columns / width, rows / height]).repeat(2)
-        boxes = torch.minimum(found["boxes"] * scale, limits)
-        return boxes, found["labels"], found["scores"]
+        boxes = torch.minimum(detections["boxes"] * scale, limits)
+        return boxes, detections["labels"], detections["scores"]
 
 
 def _length(length: int, like: torch.Tensor) -> torch.Tensor:

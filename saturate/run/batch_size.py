@@ -81,7 +81,7 @@ def sized(
     samples = len(splits["train"].columns)
     share = min(optimisation.global_batch_size or samples, samples) // world.size
 
-    def found() -> int:
+    def fitting_rows() -> int:
         if isinstance(before, int):
             return before
         alone = ProcessWorld(world.device)
@@ -93,7 +93,7 @@ def sized(
         )
 
     began = time.perf_counter()
-    rows = world.first(found)
+    rows = world.first(fitting_rows)
     config = schema.build({**settings.config.flat(), "batch_size": rows})
     made = build.resolve(replace(settings.start, config=config), world)
     batching = made.batching

@@ -142,13 +142,13 @@ def may_open(kind: TaskKind, config: Config, *, gpu: bool) -> tuple[str, ...]:
     The first is the likeliest to be the fastest, and what an evaluation takes. Raises UserError for an
     unknown name.
     """
-    found = can_open(kind, config, gpu=gpu)
+    openable = can_open(kind, config, gpu=gpu)
     asked = config.loading.loader
-    if asked != "auto" or not found:
+    if asked != "auto" or not openable:
         files = are_files(config.data, kind.content)
         likeliest = kind.default_loader(gpu=gpu, files=files)
         return (one_of("--loader", asked, kind.loaders, auto=likeliest),)
-    return found[:1] if config.run.evaluate else found
+    return openable[:1] if config.run.evaluate else openable
 
 
 def can_open(kind: TaskKind, config: Config, *, gpu: bool) -> tuple[str, ...]:
@@ -174,9 +174,9 @@ def open_data(
     model = settings.start.classes(settings.registry, settings.arch)
 
     def opened(config: Config) -> tuple[Resolved, Splits]:
-        found = resolve(replace(settings.start, config=config), world)
-        how = Opening.of(config, found.loaders[0], console, model, trained)
-        return found, found.kind.splits(how)
+        resolved = resolve(replace(settings.start, config=config), world)
+        how = Opening.of(config, resolved.loaders[0], console, model, trained)
+        return resolved, resolved.kind.splits(how)
 
     start, (settings, splits) = settings.start.on_its_data(opened)
     # files that cannot be read are said here, and not first in the validation

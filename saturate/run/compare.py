@@ -65,21 +65,21 @@ def read(path: Path) -> Side:
         ) from None
 
 
-def side(found: Mapping[str, Any]) -> Side:
+def side(summary: Mapping[str, Any]) -> Side:
     """Return what a summary has. Raises KeyError where it is of another kind."""
-    sections = {"rate": found["rate"]} | {
-        f"{name} ceiling": ceiling for name, ceiling in found["ceiling"].items()
+    sections = {"rate": summary["rate"]} | {
+        f"{name} ceiling": ceiling for name, ceiling in summary["ceiling"].items()
     }
-    workers = max(found.get("workers") or 0, 1)
+    workers = max(summary.get("workers") or 0, 1)
     loader = {
         name: stage["ms"] / (workers if name in OF_WORKERS else 1)
-        for name, stage in (found["stages"] or {}).items()
+        for name, stage in (summary["stages"] or {}).items()
         if name not in WAITS
     }
-    samples = found["batch_size"] * found.get("accumulate", 1)
+    samples = summary["batch_size"] * summary.get("accumulate", 1)
     step = {
         name: ms / samples
-        for name, ms in (found["split_ms"] or {}).items()
+        for name, ms in (summary["split_ms"] or {}).items()
         if name not in NOT_OF_A_STEP
     }
     windows = {
@@ -93,15 +93,15 @@ def side(found: Mapping[str, Any]) -> Side:
         windows["rate"] = rates[1:]
     # what was asked for is what it has become
     settings = {
-        name: found.get(name, value) for name, value in found["settings"].items()
+        name: summary.get(name, value) for name, value in summary["settings"].items()
     }
     return Side(
         windows,
         loader | step,
-        {"world_size": found["world_size"]}
+        {"world_size": summary["world_size"]}
         | settings
-        | found["hardware"]
-        | found["versions"],
+        | summary["hardware"]
+        | summary["versions"],
     )
 
 
@@ -187,11 +187,11 @@ def rows(a: Side, b: Side) -> Iterator[tuple[str, ...]]:
     for title, *windows in _pairs(a.windows, b.windows, ()):
         if all(windows):
             before, now = map(median, windows)
-            said = [
+            cells = [
                 f"{number(median(each))} ({number(min(each))} to {number(max(each))} in {len(each)})"
                 for each in windows
             ]
-            yield title, *said, f"{now / before - 1:+.1%}"
+            yield title, *cells, f"{now / before - 1:+.1%}"
     for name, before, now in _pairs(a.stages, b.stages):
         change = f"{now - before:+.3g} ms a sample"
         yield name, f"{number(before)} ms", f"{number(now)} ms", change

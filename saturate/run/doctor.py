@@ -49,12 +49,12 @@ def ask(name: str, *, limit_s: float = LIMIT_S, child: Sequence[str] = CHILD) ->
             return lost(PROBES[name], f"no answer within {limit_s:.0f} s")
         answer.seek(0)
         words.seek(0)
-        found, said = answer.read(), words.read().decode(errors="replace")
+        output, errors = answer.read(), words.read().decode(errors="replace")
     code = process.returncode
-    if code == 0 and found.endswith(b"}\n"):
-        return Row(**json.loads(found))
+    if code == 0 and output.endswith(b"}\n"):
+        return Row(**json.loads(output))
     end = signal.Signals(-code).name if code < 0 else f"code {code}"
-    last = said.strip().splitlines()[-1:]
+    last = errors.strip().splitlines()[-1:]
     why = ": ".join([f"its process ended with {end}", *last])
     return lost(PROBES[name], why[:300])
 

@@ -159,8 +159,8 @@ def assembled(settings: Resolved, named: Path | None, world: ProcessWorld) -> As
     """
     console = Console(enabled=False)
     if named is not None:
-        found = build.open_files(settings, named, console, flag="--images")
-        asked = settings.kind.predicting(found.split, settings.start.trained, named)
+        files = build.open_files(settings, named, console, flag="--images")
+        asked = settings.kind.predicting(files.split, settings.start.trained, named)
         return build.build(settings, asked.splits, world, console, predicted=asked.task)
     if settings.config.data.data is None:
         raise UserError("there is no data to check the file on: --images FOLDER")
@@ -311,7 +311,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
                 f"{path} is not written: it does not run: {one_line(str(error))}"
             )
             return 1
-        console.info(verdict.said)
+        console.info(verdict.finding)
         if not verdict.right:
             console.warn(f"{path} is not written: {verdict.wanted}")
             return 1

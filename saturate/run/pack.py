@@ -91,7 +91,7 @@ def read_ahead(
 
 
 def write(
-    split: Split[Images], writer: Writer, say: Say, change: Change | None
+    split: Split[Images], writer: Writer, progress: Say, change: Change | None
 ) -> list[bytes]:
     """Write all samples, and return the digest of each."""
     columns = split.columns
@@ -105,7 +105,7 @@ def write(
         size += len(content)
         if size >= BATCH or sample == everything[-1]:
             writer.write(batch)
-            say(sample + 1, len(columns), "writing")
+            progress(sample + 1, len(columns), "writing")
             batch = []
             size = 0
     return digests
@@ -179,7 +179,7 @@ def _about(content: bytes, *, keeps_exif: bool) -> dict[str, object]:
     return about
 
 
-def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:
+def verify(split: Split[Images], digests: Sequence[bytes], progress: Say) -> None:
     """Raise UserError where a sample of the store is not, bit for bit, what was read."""
     for sample, content in enumerate(
         read_ahead(split.source, range(len(split.source)))
@@ -188,7 +188,7 @@ def verify(split: Split[Images], digests: Sequence[bytes], say: Say) -> None:
             raise UserError(
                 f"{split.source.name(sample)} was not read back as it was written; is the disk well?"
             )
-        say(sample + 1, len(split.source), "verifying")
+        progress(sample + 1, len(split.source), "verifying")
 
 
 def pack_split(
@@ -196,7 +196,7 @@ def pack_split(
     name: str,
     form: str,
     work: Path,
-    say: Say,
+    progress: Say,
     change: Change | None = None,
 ) -> None:
     """Write one split, changed, into the folder `work`. Raises UserError and OSError."""
@@ -210,12 +210,12 @@ def pack_split(
             "in another order; take --format tar"
         )
     with closing(FORMATS[form](work, name)) as writer:
-        digests = write(split, writer, say, change)
+        digests = write(split, writer, progress, change)
         writer.finish(names, columns)
     classes = None if name == "train" else columns.classes
     with tempfile.TemporaryDirectory() as scans:
         packed = source_named(form).open(
-            work, name, classes=classes, cache=Path(scans), progress=say
+            work, name, classes=classes, cache=Path(scans), progress=progress
         )
         same = packed.columns.classes == columns.classes
         same = same and np.array_equal(packed.columns.label, columns.label)
@@ -225,7 +225,7 @@ def pack_split(
             raise UserError(
                 f"{writer.store} was not read back with the names and labels that were written; try again"
             )
-        verify(packed, digests, say)
+        verify(packed, digests, progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -307,8 +307,8 @@ def _run(options: argparse.Namespace) -> int:
                     change = partial(as_pixels, split.columns, compressed=compressed)
                 elif side:
                     change = partial(smaller, split.columns, side=side)
-                with console.counting(name) as say:
-                    pack_split(split, name, form, work, say, change)
+                with console.counting(name) as progress:
+                    pack_split(split, name, form, work, progress, change)
                 console.info(f"{name}: {counted(len(split.columns), 'sample')}")
     except OSError as error:
         if error.filename is not None:

@@ -176,10 +176,10 @@ def look_at_all(photos: Photos, console: Console) -> Seen:
     firsts = range(0, len(photos), STEP)
     workers = min(max(round(cores()), 1), len(firsts))
     parts = []
-    with console.counting("photos") as say:
+    with console.counting("photos") as progress:
         for part in processes.results(partial(look, photos), firsts, workers):
             parts.append(part)
-            say(len(parts), len(firsts), f"looking at {STEP} photos each")
+            progress(len(parts), len(firsts), f"looking at {STEP} photos each")
     return Seen(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -227,25 +227,25 @@ def of_copies(photos: Photos, seen: Seen) -> Kinds:
     first = same[np.searchsorted(rows["group"], rows["group"])]
     pairs = np.concatenate([near_pairs(seen), np.stack([same, first], axis=1)])
     links = coo_array((np.ones(len(pairs)), (*pairs.T,)), (len(photos), len(photos)))
-    of = connected_components(links)[1]
+    group_of = connected_components(links)[1]
     # that of validation comes first, and stays
     order = sorted(
-        np.unique(pairs).tolist(), key=lambda one: (of[one], -photos.split[one])
+        np.unique(pairs).tolist(), key=lambda one: (group_of[one], -photos.split[one])
     )
     across = "Copies across train and validation", "Copies across classes"
     kinds: Kinds = {title: [] for title in (*across, "Copies within a class")}
-    for _, members in groupby(order, of.__getitem__):
+    for _, members in groupby(order, group_of.__getitem__):
         group = [*members]
         unlike = len({*photos.label[group]}) > 1
-        found = []
+        findings = []
         for photo in group:
             twin = group[photo == group[0]]
             why = "copy" if exact[photo] == exact[twin] >= 0 else "near copy"
             why += ", of another class" * unlike
             is_listed = unlike or photo != group[0]
-            found.append(Found(photo, why * is_listed, photos.name(twin)))
+            findings.append(Found(photo, why * is_listed, photos.name(twin)))
         parted = len({*photos.split[group]}) > 1
-        kinds[[*kinds][0 if parted else 1 if unlike else 2]].append(found)
+        kinds[[*kinds][0 if parted else 1 if unlike else 2]].append(findings)
     return kinds
 
 
@@ -299,38 +299,38 @@ def of_labels(photos: Photos, runs: Sequence[Path]) -> Kinds:
     title = (
         f"Labels that are likely wrong, of {len(known):,} that the runs have validated"
     )
-    found = []
+    findings = []
     for at in order:
         likelier = photos.classes[share[at].argmax()]
         score = share[at, label[at]].round(4)
-        found.append(Found(known[at], "label, rather", likelier, score))
-    return {title: [found]}
+        findings.append(Found(known[at], "label, rather", likelier, score))
+    return {title: [findings]}
 
 
 def section(photos: Photos, groups: list[list[Found]]) -> str:
     """Return the HTML of a section: the first photos of its first groups, each group side by side."""
     html = ""
     for group in filter(None, groups[:SHOWN]):
-        figures = "".join(figure(photos, found) for found in group[:SHOWN])
+        figures = "".join(figure(photos, finding) for finding in group[:SHOWN])
         html += f'<div class="photos">{figures}</div>'
     return html
 
 
-def figure(photos: Photos, found: Found) -> str:
+def figure(photos: Photos, finding: Found) -> str:
     """Return a photo with what is known of it; one that cannot be decoded without its picture."""
-    photo = found.photo
+    photo = finding.photo
     picture = ""
     with contextlib.suppress(Exception):  # Pillow raises what it likes
         pixels = np.asarray(photos.picture(photo, TILE))
         picture = page.image(drawing.encoded(pixels, "JPEG"), "")
-    said = (
+    captions = (
         photos.name(photo),
         photos.names[photos.split[photo]] * (len(photos.names) > 1),
         photos.classes[photos.label[photo]],
         f"{photos.width[photo]} x {photos.height[photo]}",
-        found.why and f"{found.why} {found.beside}",
+        finding.why and f"{finding.why} {finding.beside}",
     )
-    lines = "<br>".join(escape(printable(line)) for line in said if line)
+    lines = "<br>".join(escape(printable(line)) for line in captions if line)
     return f"<figure>{picture}{lines}</figure>"
 
 
@@ -391,12 +391,12 @@ def report(options: argparse.Namespace) -> int:
     kinds |= of_copies(photos, seen) | of_photos(photos, seen)
     lists = {title: [*chain.from_iterable(groups)] for title, groups in kinds.items()}
     rows = [
-        found._asdict() | {"photo": photos.name(found.photo)}
-        for found in chain.from_iterable(lists.values())
-        if found.why
+        finding._asdict() | {"photo": photos.name(finding.photo)}
+        for finding in chain.from_iterable(lists.values())
+        if finding.why
     ]
     parts = {
-        f"{title}: {sum(bool(found.why) for found in lists[title]):,}": section(
+        f"{title}: {sum(bool(finding.why) for finding in lists[title]):,}": section(
             photos, groups
         )
         for title, groups in kinds.items()

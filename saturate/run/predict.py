@@ -33,11 +33,11 @@ def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console)
             output, resuming=resume.within(output), may_hold=record.PREDICTED
         )
         world.first(lambda: stack.enter_context(claim))
-        found = build.open_files(settings, run.predict, console, flag="--predict")
+        opened = build.open_files(settings, run.predict, console, flag="--predict")
         # After the scan: ranks must join within --timeout-minutes, and a scan may take longer.
         stack.enter_context(world.joined(run.timeout_minutes))
         stack.enter_context(world.own_stream())
-        asked = settings.kind.predicting(found.split, classes, output)
+        asked = settings.kind.predicting(opened.split, classes, output)
         assembly = build.build(
             settings, asked.splits, world, console, predicted=asked.task
         )
@@ -50,15 +50,15 @@ def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console)
             return exit_codes.of_signal(max(world.gather(stop.signal or 0)))
         answers = outcome.result(world)
         undecodable = dict.fromkeys(outcome.failed, "its pixels cannot be decoded")
-        errors = found.errors | {
+        errors = opened.errors | {
             place: undecodable[sample]
-            for place, sample in enumerate(found.samples.tolist())
+            for place, sample in enumerate(opened.samples.tolist())
             if sample in undecodable
         }
         if world.rank == 0:
             files = Asked(
-                names=found.names,
-                samples=found.samples,
+                names=opened.names,
+                samples=opened.samples,
                 errors=errors,
                 form=run.predict_format,
             )
@@ -67,7 +67,7 @@ def predict(start: Start, resume: Resume, world: ProcessWorld, console: Console)
             without = f", {len(errors)} of them with an error" if errors else ""
             took = time.perf_counter() - began
             console.info(
-                f"predicted {counted(len(found.names), 'file')} in {took:.1f} s{without}"
+                f"predicted {counted(len(opened.names), 'file')} in {took:.1f} s{without}"
             )
             notes = (*answers.get("notes", ()), asked.summed_up(answers))
             console.info(*filter(None, notes), *(f"{path}" for path in written))

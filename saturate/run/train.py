@@ -131,11 +131,11 @@ class RunFacts:
         """Return by title what the run leaves out, or does otherwise than it was asked to."""
         settings = self.assembly.settings
         config = settings.config
-        found = {"loaders": self.chosen.loader_choice.message(settings.kind.unit)}
+        messages = {"loaders": self.chosen.loader_choice.message(settings.kind.unit)}
         if config.run.evaluate:
-            return found
+            return messages
         return {
-            **found,
+            **messages,
             "imports": bytecode.compiled_anew(torch),
             "weights": settings.start.weights_message(resumed=self.resumed),
             **schedules.limits(

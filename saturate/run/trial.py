@@ -160,12 +160,14 @@ def require_data(
 
 def words(flags: Mapping[str, Any]) -> list[str]:
     """Return settings as flags; None leaves one out, and a list has several values."""
-    found: list[str] = []
+    arguments: list[str] = []
     for name, each in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(each, list):
-            found += [flag, *map(str, each)]
+            arguments += [flag, *map(str, each)]
         elif each is not None:
             value = str(each).lower() if isinstance(each, bool) else each
-            found.append(f"{flag}={value}")  # --flags has words that begin like flags
-    return found
+            arguments.append(
+                f"{flag}={value}"
+            )  # --flags has words that begin like flags
+    return arguments

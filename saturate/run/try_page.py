@@ -105,8 +105,8 @@ class Page(BaseHTTPRequestHandler):
         self.reply("Drop a photo on the field below, or choose one")
 
     def do_POST(self) -> None:
-        said = self.headers.get("Content-Length", "")
-        length = int(said) if said.isdecimal() else -1
+        length_header = self.headers.get("Content-Length", "")
+        length = int(length_header) if length_header.isdecimal() else -1
         if not 0 <= length <= MOST_BYTES:
             most = MOST_BYTES // 1_000_000
             self.reply(f"A file of at most {most} MB is taken", code=413)

@@ -231,7 +231,7 @@ def search(
     gpu: bool,
     fixed: Collection[str],
     may_begin: Callable[[], bool] = lambda: True,
-    say: Callable[[Trial], None] = lambda trial: None,
+    announce: Callable[[Trial], None] = lambda trial: None,
 ) -> Trial:
     """Try one lever after the other on top of the best so far, but for those that are `fixed`: next the one
     that promises the most.
@@ -248,7 +248,7 @@ def search(
             change = {lever: choice.get(lever)}
             rates = [one["rate"] for one in base.what_if if one["settings"] == change]
             trial = replace(trial, over=base.rate, predicted=max(rates, default=0.0))
-        say(trial)
+        announce(trial)
         return trial
 
     # this run is not counted: it scans the data, reads files that no memory holds yet, and measures loaders
@@ -373,7 +373,7 @@ def fastest(settings: Tune, recipe: Config, fixed: set[str]) -> str:
         """Whether a trial as long as the longest, and what it is compared with again, would end in time."""
         return sum(took_s) + 2 * max(took_s, default=0.0) <= 60 * settings.minutes
 
-    def say(trial: Trial) -> None:
+    def announce(trial: Trial) -> None:
         print(trial, flush=True)
         if not trial.choice:
             as_given.append(trial.rate)
@@ -384,7 +384,7 @@ def fastest(settings: Tune, recipe: Config, fixed: set[str]) -> str:
         gpu=torch.cuda.is_available(),
         fixed=fixed if settings.batch_size == "auto" else fixed | {"batch_size"},
         may_begin=may_begin,
-        say=say,
+        announce=announce,
     )
     gained = best.rate / max(as_given)
     print(f"kept: {best}, {gained:.2f} times the settings given")

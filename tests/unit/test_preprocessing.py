@@ -168,7 +168,7 @@ def test_logits_that_differ_are_seen() -> None:
 
     verdict = _export_check.logits(wrong, known(module, images))
     assert not verdict.right
-    assert "over 3 samples: 0.25, where the largest logit is 1" in verdict.said
+    assert "over 3 samples: 0.25, where the largest logit is 1" in verdict.finding
 
 
 SCORES = re.compile(r"cls_(logits|score)$|classification_head.module_list")
@@ -241,7 +241,7 @@ def test_a_detector_as_onnx_finds_what_it_finds_here(arch: str) -> None:
     module = detector(arch)
     _, run = export.as_onnx(module, {})
     verdict = _export_check.detections(run, known(module, pictures()))
-    assert verdict.right and not verdict.said.startswith("nothing"), verdict.said
+    assert verdict.right and not verdict.finding.startswith("nothing"), verdict.finding
     for pixels in pictures():
         boxes, labels, scores = run(pixels)
         assert boxes.dtype == scores.dtype == np.float32 and labels.dtype == np.int64
@@ -255,7 +255,7 @@ def test_a_file_may_find_nothing() -> None:
     _, run = export.as_onnx(module, {})
     assert [one.shape for one in run(next(pictures()))] == [(0, 4), (0,), (0,)]
     verdict = _export_check.detections(run, known(module, pictures()))
-    assert verdict.right and verdict.said.startswith("nothing is found in 4 images")
+    assert verdict.right and verdict.finding.startswith("nothing is found in 4 images")
 
 
 class Found(NamedTuple):
@@ -292,7 +292,7 @@ def test_detections_that_differ_are_seen(fault: str | None) -> None:
         return list(FAULTS[fault](pixels, found) if fault in FAULTS else found)
 
     verdict = _export_check.detections(run, known(module, pictures()))
-    assert verdict.right == (fault is None), verdict.said
+    assert verdict.right == (fault is None), verdict.finding
 
 
 SAME = np.full(20, 0.3, np.float32)

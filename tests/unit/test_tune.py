@@ -56,7 +56,7 @@ def searched(
     measure: Any, fixed: tuple[str, ...] = ("batch_size",), **asked: Any
 ) -> tuple[list[Trial], Trial]:
     trials: list[Trial] = []
-    asked = {"gpu": True, "fixed": fixed, "say": trials.append, **asked}
+    asked = {"gpu": True, "fixed": fixed, "announce": trials.append, **asked}
     return trials, tune.search(RECIPE, measure, **asked)
 
 
