@@ -36,15 +36,15 @@ def why_not(split: Split[Any]) -> str:
     return "the data lie behind a URL" if split.source.remote else ""
 
 
-def found(splits: Sequence[Split[Any]]) -> Array:
+def find(splits: Sequence[Split[Any]]) -> Array:
     """Return COPY [k], of all samples of which another one has the same bytes, by their groups.
 
     A second link to a file is a copy of it. Whole files are read once: what was found is kept beside the columns
     of the last split. Raises UserError where the storage fails.
     """
     home = splits[-1].columns.folder
-    of = [f"{each.columns.folder}\n{each.columns.fingerprint}" for each in splits]
-    digest = hashlib.blake2b("\n".join(of).encode(), digest_size=8).hexdigest()
+    tables = [f"{each.columns.folder}\n{each.columns.fingerprint}" for each in splits]
+    digest = hashlib.blake2b("\n".join(tables).encode(), digest_size=8).hexdigest()
     path = home / f"copies-{digest}.npy"
     # the scan's own: of several ranks one looks
     with filelock.FileLock(home.parent / "lock"):
@@ -62,7 +62,7 @@ def _candidates(tables: Sequence[Columns]) -> Array:
     """Return COPY [k], samples with the same MARKS, of which a number is their `group`."""
     marks = [*map(_marks, tables)]
     parts = -(-sum(map(len, marks)) // PIECE)
-    found = [np.zeros(0, COPY)]
+    candidates = [np.zeros(0, COPY)]
     for part in range(parts):
         rows = []
         for split, mark in enumerate(marks):
@@ -71,8 +71,8 @@ def _candidates(tables: Sequence[Columns]) -> Array:
             own["sample"] = samples
             own["group"] = mark[samples].view(np.int64)
             rows.append(own)
-        found.append(_several(np.concatenate(rows)))
-    return np.concatenate(found)
+        candidates.append(_several(np.concatenate(rows)))
+    return np.concatenate(candidates)
 
 
 def _marks(columns: Columns) -> Array:
@@ -148,7 +148,7 @@ def _digest(source: Source, sample: int, seen: dict[tuple[int, int], bytes]) -> 
 def warnings(splits: Mapping[str, Split[Any]]) -> list[str]:
     """Return a line for copies that training and validation share, and one for those with unlike labels."""
     names, each = list(splits), list(splits.values())
-    rows = found(each)
+    rows = find(each)
     if not len(rows):
         return []
     split, sample, group = (rows[name] for name in COPY.names or ())
@@ -162,10 +162,10 @@ def warnings(splits: Mapping[str, Split[Any]]) -> list[str]:
         twin = int(np.flatnonzero(other & (group == group[row]))[0])
         return f"such as {called(row)} and {called(twin)}"
 
-    said = []
+    lines = []
     shared = (split == 1) & np.isin(group, group[split == 0])
     if shared.any():
-        said.append(
+        lines.append(
             f"{shared.sum():,} of {len(each[1].columns):,} samples of {names[1]} are copies of {names[0]}'s, "
             f"{pair(shared, split == 0)}: what was trained on is validated"
         )
@@ -176,10 +176,10 @@ def warnings(splits: Mapping[str, Split[Any]]) -> list[str]:
     if other.any():
         unlike = np.isin(group, group[other])
         first = labels[begins] == labels
-        said.append(
+        lines.append(
             f"{unlike.sum():,} samples are copies of another class's, {pair(other, first)}"
         )
-    return said
+    return lines
 
 
 def _labels(splits: Sequence[Split[Any]], rows: Array) -> Array:

@@ -34,14 +34,14 @@ class ModelClasses:
         for place, name in enumerate(self.names):
             exact[name].append(place)
             alike[plain(name)].append(place)
-        found = [exact[name] or alike[plain(name)] for name in classes]
+        matches = [exact[name] or alike[plain(name)] for name in classes]
         unknown = [
-            name for name, places in zip(classes, found, strict=True) if not places
+            name for name, places in zip(classes, matches, strict=True) if not places
         ]
         if not unknown:
-            numbers = [place for places in found for place in places]
+            numbers = [place for places in matches for place in places]
             times = Counter(numbers)
-            for name, places in zip(classes, found, strict=True):
+            for name, places in zip(classes, matches, strict=True):
                 # of torchvision's readable names of ImageNet's classes two are 'crane'
                 if len(places) > 1 or times[places[0]] > 1:
                     outputs = ", ".join(map(str, places))
@@ -54,15 +54,15 @@ class ModelClasses:
             name.isdecimal() and int(name) < len(self.names) for name in classes
         ):
             # ImageNet-V2's folders, 0 to 999, which sort as text
-            said = f"--data: its {len(classes)} classes are numbers, taken as those of {self.origin}'s outputs"
-            return np.array([int(name) for name in classes], np.int64), said, False
+            note = f"--data: its {len(classes)} classes are numbers, taken as those of {self.origin}'s outputs"
+            return np.array([int(name) for name in classes], np.int64), note, False
         if self.published and len(classes) == len(self.names):
-            said = (
+            note = (
                 f"--data: '{unknown[0]}' is no class of {self.origin}: the {len(classes)} classes of --data, "
                 "in the order of their names, are taken as the outputs; if they are others, the figures mean "
                 "nothing"
             )
-            return np.arange(len(classes)), said, True
+            return np.arange(len(classes)), note, True
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         known = [f"'{name}'" for name in self.names if name not in (BACKGROUND, UNUSED)]
         shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)

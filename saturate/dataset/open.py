@@ -179,17 +179,17 @@ def open_splits(
         if model is not None:
             openers = {split: openers[split]}
         elif absent and evaluate:
-            said = f"train: not read, the classes are those of {split}"
-            console.warn(f"{said}; {absent}")
+            reason = f"train: not read, the classes are those of {split}"
+            console.warn(f"{reason}; {absent}")
         elif absent:
             console.info(f"val: not read, and nothing is validated; {absent}")
         for name, open_it in openers.items():
             with console.counting(name) as progress:
-                found = open_it(classes=classes, progress=progress, **how)
-            _set_reads(name, found, settings, read_threads, content, console)
-            _tell(name, found, settings, content, console, classes)
-            classes = found.columns.classes
-            splits[name] = found
+                opened = open_it(classes=classes, progress=progress, **how)
+            _set_reads(name, opened, settings, read_threads, content, console)
+            _tell(name, opened, settings, content, console, classes)
+            classes = opened.columns.classes
+            splits[name] = opened
         tell_of_copies(splits, console)
     if settings.exif == "shown":
         splits = {
@@ -302,11 +302,11 @@ def _beside(
         with suppress(UserError):
             if content in ("instances", "keypoints"):
                 points = content == "keypoints"
-                found = layouts.find(root, split, keypoints=points)
+                layout = layouts.find(root, split, keypoints=points)
                 # images beside the annotations lie in no folder
-                sources |= set() if found.folder else {"list"}
-                file = found.file.relative_to(os.path.realpath(root))
-                read |= {found.folder.partition("/")[0], file.parts[0]}
+                sources |= set() if layout.folder else {"list"}
+                file = layout.file.relative_to(os.path.realpath(root))
+                read |= {layout.folder.partition("/")[0], file.parts[0]}
             elif content == "videos":
                 sources.add("list" if list_of(root, split) else "folder")
             else:
@@ -385,9 +385,9 @@ def _require_shared(settings: Data, root: Path, content: Content) -> None:
 
 def _under(model: ModelClasses, split: Split[Any], console: Console) -> Split[Any]:
     """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
-    numbers, said, doubtful = model.numbers(split.columns.class_names)
-    if said:
-        (console.warn if doubtful else console.info)(said)
+    numbers, note, doubtful = model.numbers(split.columns.class_names)
+    if note:
+        (console.warn if doubtful else console.info)(note)
     return replace(split, columns=split.columns.numbered(numbers, model.names))
 
 
@@ -465,13 +465,13 @@ def _opener(settings: Data, root: Path, split: str, content: Content) -> Open:
                 f"--source {settings.source} is for images; videos are files, in class folders or in lists: "
                 "leave it out"
             )
-        found = list_of(root, split)
-        if not found and not (root / split).exists():
+        listing = list_of(root, split)
+        if not listing and not (root / split).exists():
             raise UserError(
                 f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
                 "lists of Kinetics, UCF101, HMDB51 and Something-Something become such"
             )
-        return partial(_open_videos, found or root / split)
+        return partial(_open_videos, listing or root / split)
     name = choose_source(settings.source, root, split)
     module = source_named(name)
     if lacking := module.missing(root, split):
@@ -571,9 +571,11 @@ def tell_of_classes(
             looks = unicodedata.normalize("NFC", one).casefold().strip()
             # in ASCII a letter with an accent is not what a letter and an accent are
             alike.setdefault(looks, []).append(ascii(one))
-        if said := [" and ".join(ones) for ones in alike.values() if len(ones) > 1]:
+        if lookalikes := [
+            " and ".join(ones) for ones in alike.values() if len(ones) > 1
+        ]:
             console.warn(
-                f"{name}: classes of their own whose names look alike: {', '.join(said[:10])}; are they one each?"
+                f"{name}: classes of their own whose names look alike: {', '.join(lookalikes[:10])}; are they one each?"
             )
     counts = np.bincount(columns.label, minlength=len(columns.classes))
     present = np.flatnonzero(counts)
@@ -603,10 +605,10 @@ def fewest(columns: Columns) -> dict[str, Any]:
     counts = np.bincount(labels, minlength=len(names))
     if (several := getattr(columns, "several", None)) is not None:
         counts = np.bincount(labels, minlength=len(several)) @ several
-    there = np.flatnonzero(counts)
-    if not len(there):
+    present = np.flatnonzero(counts)
+    if not len(present):
         return {}
-    least = there[counts[there].argmin()]
+    least = present[counts[present].argmin()]
     return {"class": names[least], "samples": int(counts[least])}
 
 

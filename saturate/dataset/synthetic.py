@@ -46,7 +46,7 @@ def synthetic(content: str = "images") -> dict[str, Split[Any]]:
     """Return two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
     if content == "instances" or content == "keypoints":
         columns: Sequence[Columns] = [
-            SyntheticInstances.of(samples, keypoints=content == "keypoints")
+            SyntheticInstances.generate(samples, keypoints=content == "keypoints")
             for samples in (COCO_TRAIN, COCO_VAL)
         ]
     else:

@@ -130,12 +130,12 @@ def _files(
         def reject(path: bytes, why: str) -> None:
             if why != file_tree.NO_DATA:
                 refused[printable(path)] = why
-                found.append(path)
+                inside.append(path)
 
-        found: list[bytes] = []
+        inside: list[bytes] = []
         for part in file_tree.walk(above, folder, outside, [], reject):
-            found += [os.path.join(above, path) for path in part]
-        files = sorted(os.path.relpath(path, root) for path in found)
+            inside += [os.path.join(above, path) for path in part]
+        files = sorted(os.path.relpath(path, root) for path in inside)
         names = [os.path.join(str(named), os.fsdecode(file)) for file in files]
         paths = [os.path.join(root, file) for file in files]
     else:

@@ -38,7 +38,7 @@ class Part(Images):
     places: Array  # int64 [n], in the scan, ascending
 
     @classmethod
-    def of(cls, whole: Images, places: Array) -> Part:
+    def from_places(cls, whole: Images, places: Array) -> Part:
         """Return the images at `places`, int64 [n], ascending."""
         begins = whole.path_offsets[places]
         lengths = whole.path_offsets[places + 1] - begins
@@ -56,7 +56,7 @@ class Part(Images):
         return cls(**vars(whole) | columns | own)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Part.of, (self.scan, self.places)
+        return Part.from_places, (self.scan, self.places)
 
 
 def require(root: Path, of_images: bool, *, source: str, classes: str | None) -> None:
@@ -95,23 +95,23 @@ def hint(root: Path) -> str:
 
 def _doubt(root: Path, source: str = "auto", classes: str | None = None) -> str:
     """Return why the folders of `root` may be no classes, and what decides; "" where nothing speaks against it."""
-    found = names.folders(root)
+    folders = names.folders(root)
     by_force = _by_force(root)
     listed = [*filter(names.is_list, sorted(os.listdir(root)))]
-    if listed and found and source != "folder":
+    if listed and folders and source != "folder":
         return (
             f"{listed[0]} is a list, and lists are read where there are train.csv and val.csv, without "
             f"--val-share{by_force}"
         )
     if classes is not None:
         return ""
-    if splits := names.splits_among(found):
-        return _splits_or_classes(root, found, splits, by_force)
+    if splits := names.splits_among(folders):
+        return _splits_or_classes(root, folders, splits, by_force)
     inside = _below(root)
     if inside != root:
         share = "" if _are_splits(inside) else " --val-share 0.2"
-        return f"all lies in its one folder {found[0]!r}; name --data {inside}{share}"
-    containers = [name for name in found if name.casefold() in names.NO_CLASS]
+        return f"all lies in its one folder {folders[0]!r}; name --data {inside}{share}"
+    containers = [name for name in folders if name.casefold() in names.NO_CLASS]
     if containers:
         return (
             f"its folders {_quoted(containers)} have the names of what a list or annotations speak of, and "
@@ -131,7 +131,9 @@ class Trained:
     own: bool  # --val-share is the checkpoint's, for its own data alone
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], *, own: bool = False) -> Trained:
+    def from_checkpoint(
+        cls, content: Mapping[str, Any], *, own: bool = False
+    ) -> Trained:
         """Return what the content of a checkpoint says."""
         return cls(
             data=content["config"].get("data"),
@@ -148,8 +150,8 @@ class Trained:
         that lie where they did.
         """
         if self.sketch:
-            there = np.isin(np.array([*self.sketch], np.uint64), whole.digest)
-            return bool(there.mean() > 0.5)
+            present = np.isin(np.array([*self.sketch], np.uint64), whole.digest)
+            return bool(present.mean() > 0.5)
         here = os.path.realpath(whole.root)
         return train.columns.fingerprint == self.manifest or (
             self.data is not None and here == os.path.realpath(self.data)
@@ -182,8 +184,8 @@ def groups(columns: Images, pattern: str | None) -> list[bytes]:
         raise UserError(
             f"--val-group {pattern}: no regular expression: {error}"
         ) from None
-    found = [search(os.fsdecode(name)) for name in files]
-    if not any(match and match.groups() and match[1] for match in found):
+    matches = [search(os.fsdecode(name)) for name in files]
+    if not any(match and match.groups() and match[1] for match in matches):
         example = printable(files[0])
         raise UserError(
             f"--val-group {pattern}: no image is in a group, for example '{example}'; folder = the one that an "
@@ -191,7 +193,7 @@ def groups(columns: Images, pattern: str | None) -> list[bytes]:
         )
     return [
         os.fsencode(match[1]) if match and match[1] else name
-        for match, name in zip(found, files, strict=True)
+        for match, name in zip(matches, files, strict=True)
     ]
 
 
@@ -213,23 +215,23 @@ def joined(names: list[bytes], same: Array) -> list[bytes]:
 
 
 def _splits_or_classes(
-    root: Path, found: list[str], splits: dict[str, str], by_force: str
+    root: Path, folders: list[str], splits: dict[str, str], by_force: str
 ) -> str:
     """Return that folders have names of splits, and the ways out that there are."""
     many = len(splits) > 1
-    told = f"its folder{'s' * many} {_quoted(splits)}"
-    if others := [name for name in found if name not in splits]:
-        told += f" may be {'splits' if many else 'a split'}, or classes as {others[0]!r} may be"
+    message = f"its folder{'s' * many} {_quoted(splits)}"
+    if others := [name for name in folders if name not in splits]:
+        message += f" may be {'splits' if many else 'a split'}, or classes as {others[0]!r} may be"
     else:
-        told += " are splits and not classes" if many else " is a split and no class"
+        message += " are splits and not classes" if many else " is a split and no class"
     ways = ["name them train/ and val/, without --val-share"]
     for name in [name for name, split in splits.items() if split == "train"][:1]:
         part = _below(root / name)
         if names.folders(part) and not _doubt(part):
             ways.append(f"have --data {part} parted by --val-share 0.2")
-    if "train" in found and not _has_images(root / "train"):
+    if "train" in folders and not _has_images(root / "train"):
         ways.append("train without validation by --val-every 0")
-    return f"{told}; {', or '.join(ways)}{by_force}"
+    return f"{message}; {', or '.join(ways)}{by_force}"
 
 
 def _by_force(root: Path) -> str:
@@ -246,8 +248,8 @@ def _below(folder: Path) -> Path:
     """Return a folder, or what lies in it where that is one folder of folders alone, and so on."""
     # links may lead back
     for _ in range(8):
-        found = names.folders(folder)
-        inside = folder / found[0] if len(found) == 1 else folder
+        folders = names.folders(folder)
+        inside = folder / folders[0] if len(folders) == 1 else folder
         if inside == folder or not names.folders(inside) or _has_images(inside):
             break
         folder = inside
@@ -258,8 +260,8 @@ def _are_splits(root: Path) -> bool:
     return {"train", "val"} <= {*names.folders(root)}
 
 
-def _quoted(found: Iterable[str]) -> str:
-    return " and ".join(repr(printable(name)) for name in found)
+def _quoted(folders: Iterable[str]) -> str:
+    return " and ".join(repr(printable(name)) for name in folders)
 
 
 def _has_images(folder: Path) -> bool:
@@ -303,17 +305,17 @@ def parted(
             f"--val-fold {fold}: folds of --val-share {share:g} leave images out; take 0.1, 0.2, 0.25 or 0.5"
         )
     files = groups(columns, group)
-    told = []
+    notes = []
     if group is not None:
-        told.append(
+        notes.append(
             f"--val-group {group}: {counted(len(set(files)), 'group')}, and none is parted"
         )
     if trained is None or trained.rule >= RULE:
-        same = copies.found([whole])
+        same = copies.find([whole])
         files = joined(files, same)
         if len(same):
             alike = counted(len(same), "image")
-            told.append(
+            notes.append(
                 f"--val-share {share:g}: {alike} have copies, which are on one side together"
             )
     of_val = validates(files, share, seed, fold)
@@ -324,7 +326,7 @@ def parted(
             raise UserError(
                 f"--val-share {share:g}: of {counted(len(columns), 'image')} none is left for {name}; another share"
             )
-        part = Part.of(columns, np.flatnonzero(chosen))
+        part = Part.from_places(columns, np.flatnonzero(chosen))
         source = Folder(part, whole.source.read_delay_s)
         splits[name] = replace(whole, columns=part, source=source)
         counts[name] = np.bincount(part.label, minlength=len(columns.classes))
@@ -342,7 +344,7 @@ def parted(
     if len(shown) > SHOWN:
         shares = val / (train + val)
         details = f"of a class {shares.min():.1%} to {shares.max():.1%}"
-    told.append(
+    notes.append(
         f"--val-share {share:g}: {counted(train.sum(), 'image')} to train, {val.sum():,} to validate ({details})"
     )
     mistakes = []
@@ -353,4 +355,4 @@ def parted(
             mistakes.append(
                 f"--val-share {share:g}: no image in {split} of class {', '.join(empty[:SHOWN])}{more}"
             )
-    return splits, told, mistakes
+    return splits, notes, mistakes

@@ -138,10 +138,10 @@ def _hdf5(path: Path, *keys: str | None) -> Iterator[Row]:
         raise UserError(f"{path} cannot be read as HDF5: {error}") from None
     images, labels = (key and file.get(key) for key in keys)
     if not (isinstance(images, h5py.Dataset) and isinstance(labels, h5py.Dataset)):
-        dataset_names: list[str] = []
-        file.visit(dataset_names.append)
+        members: list[str] = []
+        file.visit(members.append)
         raise UserError(
-            f"{path}: name the datasets of images and labels by --images and --labels; it has {', '.join(dataset_names)}"
+            f"{path}: name the datasets of images and labels by --images and --labels; it has {', '.join(members)}"
         )
     is_array = images.dtype == np.uint8 and images.shape[1:][2:] == (3,)
     is_encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8

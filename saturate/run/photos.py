@@ -218,7 +218,7 @@ def of_copies(photos: Photos, seen: Seen) -> Kinds:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    rows = copies.found(photos.splits)
+    rows = copies.find(photos.splits)
     begins = np.searchsorted(photos.split, rows["split"])
     same = begins + rows["sample"]
     exact = np.full(len(photos), -1)

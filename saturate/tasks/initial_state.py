@@ -111,7 +111,7 @@ class Start:
         """Return what the content of a checkpoint says of its data, whose --val-share is for them alone where
         the user has not given it. None where there is none."""
         own = bool(self.trained) and "val_share" not in self.given
-        return Trained.of(content, own=own) if content else None
+        return Trained.from_checkpoint(content, own=own) if content else None
 
     def on_its_data(self, opened: Callable[[Config], Opened]) -> tuple[Start, Opened]:
         """Return what `opened` makes of the settings, and with which it did: of other data than a checkpoint's own

@@ -494,7 +494,7 @@ def _large(split: Split[Pairs]) -> Split[Part]:
     pairs, source = split.columns, split.source
     assert isinstance(source, PairSource)
     return Split(
-        columns=Part.of(pairs.high, pairs.images),
+        columns=Part.from_places(pairs.high, pairs.images),
         source=source_of(source.source, pairs.images),
     )
 

@@ -213,7 +213,7 @@ def test_copies_are_on_one_side(seed: int, tmp_path: Path) -> None:
     several = sum(len(paths) for paths in by_bytes(root).values() if len(paths) > 1)
     assert f"--val-share 0.3: {several} images have copies, which are on" in said[0]
     # a checkpoint of before keeps the share that it has trained with
-    old = Trained.of({"config": {}, "manifest": ""})
+    old = Trained.from_checkpoint({"config": {}, "manifest": ""})
     assert sides(root, val_seed=seed, trained=old)["val"] == {
         name for name in found["train"] | found["val"] if by_name(name, 0.3, seed)
     }

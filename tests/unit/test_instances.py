@@ -109,7 +109,7 @@ def test_place_and_order_and_the_rest_of_the_file_do_not(data: Path) -> None:
 
 @pytest.mark.parametrize("keypoints", [False, True])
 def test_the_synthetic_set_is_like_a_scan_of_coco(keypoints: bool) -> None:
-    found = SyntheticInstances.of(2000, keypoints=keypoints)
+    found = SyntheticInstances.generate(2000, keypoints=keypoints)
     for name, dtype in Instances.COLUMNS.items():
         assert getattr(found, name).dtype == dtype, name
     m = len(found.boxes)
@@ -124,7 +124,7 @@ def test_the_synthetic_set_is_like_a_scan_of_coco(keypoints: bool) -> None:
     assert found.keypoints.shape == (m, 17 * keypoints, 3)
     per_image = np.diff(found.annotation_offsets)
     assert per_image.mean() == pytest.approx(2 if keypoints else 7.3, abs=0.4)
-    few = SyntheticInstances.of(50, keypoints=keypoints)
+    few = SyntheticInstances.generate(50, keypoints=keypoints)
     assert (few.boxes == found.boxes[: len(few.boxes)]).all()
     assert few.fingerprint != found.fingerprint
     assert (pickle.loads(pickle.dumps(few)).keypoints == few.keypoints).all()

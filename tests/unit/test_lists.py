@@ -30,7 +30,7 @@ def listed(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> List:
 def rows(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> Rows:
     found = listed(folder, text, grammar)
     rejects = Rejects(io.StringIO())
-    scan = Scan(root=folder, made=folder, rejects=rejects, say=lambda *_: None)
+    scan = Scan(root=folder, made=folder, rejects=rejects, progress=lambda *_: None)
     return list(found.rows(skip=found.heading(scan)))
 
 

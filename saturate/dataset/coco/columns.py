@@ -154,9 +154,9 @@ class Instances(Pictures):
     @cached_property
     def category_of(self) -> Array:
         """Return int64 [classes], the category of each class number; -1 for the background and gaps."""
-        found = np.full(len(self.classes), -1, np.int64)
-        found[self.class_of] = np.arange(len(self.class_of))
-        return found
+        categories = np.full(len(self.classes), -1, np.int64)
+        categories[self.class_of] = np.arange(len(self.class_of))
+        return categories
 
 
 def class_numbers(category_ids: Array) -> Array:

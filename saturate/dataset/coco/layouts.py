@@ -108,7 +108,7 @@ def _named(file: Path, root: Path, split: str, usual: Sequence[Path]) -> list[Pa
         for place in (root, root / "images", root / "data")
         for name in names.folders(place)
     }
-    found = [
+    folders = [
         path
         for path, name in about.items()
         if split in name.splits
@@ -121,13 +121,13 @@ def _named(file: Path, root: Path, split: str, usual: Sequence[Path]) -> list[Pa
         lambda path: path.name == file.stem,
         lambda path: path.name == split,
     ):
-        found = [path for path in found if best(path)] or found
-    if found and not about[found[0]].rest <= own:
-        found += [path for path in usual[:1] if path not in found[0].parents]
-    if len(found) > 1:
-        several = " and ".join(f"{path.relative_to(root)}/" for path in found)
+        folders = [path for path in folders if best(path)] or folders
+    if folders and not about[folders[0]].rest <= own:
+        folders += [path for path in usual[:1] if path not in folders[0].parents]
+    if len(folders) > 1:
+        several = " and ".join(f"{path.relative_to(root)}/" for path in folders)
         raise UserError(
             f"--data: {root} has {several}, and either may be the images of {file.name}; leave one, or move "
             "the other out of --data"
         )
-    return found
+    return folders

@@ -113,9 +113,9 @@ def open_coco(
                 f"and {good.sum():,} are of this split; docs/data.md says how to give two"
             )
         points = np.array([3 * len(category.keypoints) for category in categories])
-        kept = _matched(rows, image_of, listed, points, rejects)
-        warnings += annotation_warnings(rows[kept], listed.sizes[image_of[kept]])
-        _write(listed, rows, annotations, image_of, kept, categories, scan.made)
+        valid = _matched(rows, image_of, listed, points, rejects)
+        warnings += annotation_warnings(rows[valid], listed.sizes[image_of[valid]])
+        _write(listed, rows, annotations, image_of, valid, categories, scan.made)
         text = "".join(f"{line}\n" for line in warnings if line)
         (scan.made / "warnings.txt").write_text(text, encoding="utf-8")
         return names
@@ -173,7 +173,7 @@ def _read(
             if annotation.fault:
                 raise Rejected(f"{annotation.fault}; {MASKLESS}")
 
-    scan.say(0, 0, "reading annotations")
+    scan.progress(0, 0, "reading annotations")
     try:
         content = open_bytes(file)
     except OSError as error:
@@ -190,7 +190,7 @@ def _read(
                     if key == "categories":
                         raise UserError(f"--data: {file}: {line}") from None
                     scan.rejects(file, line)
-                scan.say(number, 0, "reading annotations")
+                scan.progress(number, 0, "reading annotations")
     except NotCoco as error:
         raise UserError(f"--data: {file} {error}") from None
     return images, sorted(categories), annotations
@@ -378,21 +378,21 @@ def _matched(
             rejects(images.file, line)
 
     # annotations of images that are left out are counted in their lines
-    kept = (image_of < 0) | images.good[image_of]
+    valid = (image_of < 0) | images.good[image_of]
     for fault, why in (
         (image_of < 0, "its image is unknown or left out"),
         (rows["category"] < 0, "its category is unknown"),
         (beside, "its box lies outside its image"),
         (few, "it has not as many keypoints as its category"),
     ):
-        tell(kept & fault, why)
-        kept &= ~fault
+        tell(valid & fault, why)
+        valid &= ~fault
     flat = ~_inside(rows["box"], sizes) & ~rows["crowd"]
-    tell(kept & flat, "its box has no area within its image; no detector trains on it")
-    unfit = kept & (rows["runs"] > 0) & (rows["size"] != sizes).any(axis=1)
+    tell(valid & flat, "its box has no area within its image; no detector trains on it")
+    unfit = valid & (rows["runs"] > 0) & (rows["size"] != sizes).any(axis=1)
     tell(unfit, f"its segmentation is not of the size of its image; {MASKLESS}")
     rows["size"][unfit] = 0  # those runs are not written
-    return kept
+    return valid
 
 
 def _inside(boxes: Array, sizes: Array) -> Array:
@@ -419,7 +419,7 @@ def _write(
     rows: Array,
     annotations: _Annotations,
     image_of: Array,
-    kept: Array,
+    valid: Array,
     categories: list[Category],
     made: Path,
 ) -> None:
@@ -427,7 +427,7 @@ def _write(
     good = images.good
     paths = [images.paths[i] for i in np.flatnonzero(good).tolist()]
     image = (np.cumsum(good) - 1)[image_of]
-    order = np.flatnonzero(kept)
+    order = np.flatnonzero(valid)
     # stable: annotations of an image stay in the file's order; from here on all are in that of the columns
     order = order[np.argsort(image[order], kind="stable")]
     image = image[order]

@@ -58,7 +58,7 @@ class SyntheticInstances(Instances):
     """
 
     @classmethod
-    def of(cls, samples: int, *, keypoints: bool = False) -> SyntheticInstances:
+    def generate(cls, samples: int, *, keypoints: bool = False) -> SyntheticInstances:
         """Return `samples` images with boxes of 90 categories, or of one category with `keypoints`."""
         ids = np.arange(samples)
         sizes = SIZES[(_uniform(SIZE, ids) * len(SIZES)).astype(int)]
@@ -127,9 +127,9 @@ class SyntheticInstances(Instances):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(SyntheticInstances.of, keypoints=self.keypoints.shape[1] > 0), (
-            len(self),
-        )
+        return partial(
+            SyntheticInstances.generate, keypoints=self.keypoints.shape[1] > 0
+        ), (len(self),)
 
 
 def _uniform(what: int, counters: Array) -> Array:

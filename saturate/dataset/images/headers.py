@@ -287,11 +287,11 @@ def _orientation(exif: bytes) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tags.load(exif)
-            found = tags.get(ExifTags.Base.Orientation, 0)
+            value = tags.get(ExifTags.Base.Orientation, 0)
     # Pillow raises SyntaxError, struct.error, KeyError and more
     except Exception:
         return 0
-    return int(found) if found in range(1, 9) else 0
+    return int(value) if value in range(1, 9) else 0
 
 
 COMPONENTS = {"LA": 2, "PA": 2, "RGB": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4, "LAB": 3}

@@ -69,17 +69,17 @@ def find(data: Path, split: str, scale: int) -> Found:
         }
         one = _only(data, parts[split] or [] if any(parts.values()) else high)
         if one is None:
-            there = (parts["train"] or parts["val"])[0].below
-            lacking = re.sub("train|valid|val", split, there, flags=re.IGNORECASE)
+            sibling = (parts["train"] or parts["val"])[0].below
+            lacking = re.sub("train|valid|val", split, sibling, flags=re.IGNORECASE)
             raise UserError(
                 f"--data {data}: has no {lacking} folder; it must be {HOLDS}"
             )
         if unsplit := [side for side in high if not side.about.splits and side != one]:
             _only(data, [one, *unsplit])
         low = {
-            part: _small(data, sides, found[0], scale)
-            for part, found in parts.items()
-            if found
+            part: _small(data, sides, candidates[0], scale)
+            for part, candidates in parts.items()
+            if candidates
         }
         low = low or {split: _small(data, sides, one, scale)}
         _require_alike({part: kind for part, (_, kind) in low.items()})
@@ -89,7 +89,10 @@ def find(data: Path, split: str, scale: int) -> Found:
             raise UserError(
                 f"--data {data}: {unlike.below} has small images, and none large of that split; {HOLDS}"
             )
-        read = [*small, *(side.path for found in parts.values() for side in found)]
+        read = [
+            *small,
+            *(side.path for candidates in parts.values() for side in candidates),
+        ]
         return Found(
             high=one.path,
             low=low[split][0],
@@ -109,14 +112,14 @@ def find(data: Path, split: str, scale: int) -> Found:
                     f"--data {data}: the splits lie in {name}/; name --data {data / name}"
                 )
         return Found(high=data, shared=True)
-    mine = [name for name, of in splits.items() if of == split]
+    mine = [name for name, role in splits.items() if role == split]
     if len(mine) > 1:
         raise UserError(
             f"--data {data}: {' and '.join(mine)} may be the images of {split}; leave the one that is meant"
         )
     if not mine:
         raise UserError(f"--data {data}: has no {split}/ folder; it must be {HOLDS}")
-    read = [data / name for name, of in splits.items() if of != "test"]
+    read = [data / name for name, role in splits.items() if role != "test"]
     return Found(high=data / mine[0], beside=_beside(data, read))
 
 
@@ -156,23 +159,23 @@ def _small(
     That of bicubic ones goes first, then one that says no kind, then the only one of another kind. Raises
     UserError where there are several others, and where those of this scale are not there.
     """
-    found = {
+    kinds = {
         side: " ".join(sorted(side.about.rest - high.about.rest))
         for side in sides
         if side.about.side == "low" and side.about.splits == high.about.splits
     }
     # what is made is bicubic; what lies in a folder LR may be of any kind
-    if not found:
+    if not kinds:
         return None, "bicubic"
-    of_scale = [side for side in found if side.about.scale in (0, scale)]
+    of_scale = [side for side in kinds if side.about.scale in (0, scale)]
     stated = [side for side in of_scale if side.about.scale]
     for usual in ("bicubic", ""):
-        of_kind = [side for side in stated or of_scale if found[side] == usual]
+        of_kind = [side for side in stated or of_scale if kinds[side] == usual]
         if of_kind:
             break
     one = _only(data, of_kind or of_scale)
     if one is None:
-        raise _without(scale, data, [side.below for side in found])
+        raise _without(scale, data, [side.below for side in kinds])
     inside = names.folders(one.path)
     scales = {name: names.read(name).scale for name in inside}
     mine = [name for name in inside if scales[name] == scale]
@@ -184,7 +187,7 @@ def _small(
     others = [name for name in inside if scales[name]]
     if others and not mine:
         raise _without(scale, one.path, others)
-    return one.path / (exact or [""])[0], found[one]
+    return one.path / (exact or [""])[0], kinds[one]
 
 
 def _without(scale: int, folder: Path, others: Sequence[str]) -> UserError:

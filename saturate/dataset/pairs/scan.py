@@ -53,45 +53,45 @@ def open_pairs(
     low = small = None
     beside: Sequence[str] = ()
     if source in ("auto", "folder"):
-        found = layouts.find(data, split, scale)
-        beside = found.beside
-        columns = _folder(found.high, how)
-        if found.shared and len(columns) < 2:
+        layout = layouts.find(data, split, scale)
+        beside = layout.beside
+        columns = _folder(layout.high, how)
+        if layout.shared and len(columns) < 2:
             raise UserError(
                 f"--data {data}: one image alone; one to train and one to validate are needed"
             )
         high = Split(columns=columns, source=Folder(columns, read_delay_s))
-        images = np.arange(len(columns))[found.part(split, len(columns))]
-        if found.low is None:
+        images = np.arange(len(columns))[layout.part(split, len(columns))]
+        if layout.low is None:
             _require_no_small(columns)
         else:
-            low = _folder(found.low, how)
+            low = _folder(layout.low, how)
             small = _partners(columns, low, scale)[images]
     else:
         high = _packed(data, split, source, read_delay_s, how)
         columns = high.columns
         images = np.arange(len(columns))
     sides = np.minimum(columns.height, columns.width)
-    kept = sides[images] >= least
-    if not kept.any():
+    large_enough = sides[images] >= least
+    if not large_enough.any():
         raise UserError(
             f"--data {data}: {split} has no image of {least} x {least} pixels: the largest of {len(columns)} "
             f"has a side of {sides.max()}; a smaller --patch-size, or --shave"
         )
-    said = [columns.left_out] if columns.left_out else []
+    notes = [columns.left_out] if columns.left_out else []
     if low and low.left_out:
-        said.append(f"small images: {low.left_out}")
-    if not kept.all():
-        said.append(_too_small(high, images[~kept], split, least))
+        notes.append(f"small images: {low.left_out}")
+    if not large_enough.all():
+        notes.append(_too_small(high, images[~large_enough], split, least))
     pairs = Pairs(
         high=columns,
-        images=images[kept],
+        images=images[large_enough],
         low=low,
-        small=None if small is None else small[kept],
+        small=None if small is None else small[large_enough],
         patches=patches,
     )
     low_bytes = None if low is None else Folder(low, read_delay_s)
-    return replace(split_of(pairs, high.source, low_bytes), beside=beside), said
+    return replace(split_of(pairs, high.source, low_bytes), beside=beside), notes
 
 
 def _packed(
@@ -132,8 +132,8 @@ def _folder(folder: Path, how: Options) -> Images:
 
 def _stems(columns: Images) -> list[str]:
     """Return the path of each image below its folder, without its ending, as `names.key` gives it."""
-    found = (columns.entry(sample).partition(b"/")[2] for sample in range(len(columns)))
-    return [names.key(os.fsdecode(os.path.splitext(name)[0])) for name in found]
+    paths = (columns.entry(sample).partition(b"/")[2] for sample in range(len(columns)))
+    return [names.key(os.fsdecode(os.path.splitext(name)[0])) for name in paths]
 
 
 def _require_no_small(columns: Images) -> None:

@@ -64,7 +64,7 @@ def remembered(
     once one scans and the others wait. Raises UserError.
     """
     cache = how["cache"]
-    say = _throttled(how.get("progress"))
+    progress = _throttled(how.get("progress"))
     real = Path(os.path.realpath(data))
     # a name that people know again, and a digest that tells folders of one name apart
     digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
@@ -84,11 +84,15 @@ def remembered(
         try:
             lock.acquire(timeout=1.0)
         except filelock.Timeout:
-            say(0, 0, "waiting for another process's scan")
+            progress(0, 0, "waiting for another process's scan")
             lock.acquire()
         try:
-            found = _reopen(table, home, root, old)
-            return found if found is not None else _scan(table, home, root, fill, say)
+            reopened = _reopen(table, home, root, old)
+            return (
+                reopened
+                if reopened is not None
+                else _scan(table, home, root, fill, progress)
+            )
         finally:
             lock.release()
     except OSError as error:
@@ -134,14 +138,14 @@ def _scan(
     home: Path,
     root: Path,
     fill: Callable[[Scan], Sequence[str]],
-    say: Progress,
+    progress: Progress,
 ) -> S:
     stamp = f"{time.time_ns():x}-{os.getpid()}"
     made = home / f"tmp-{stamp}"
     made.mkdir()
     try:
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
-            scan = Scan(root=root, made=made, rejects=Rejects(file), say=say)
+            scan = Scan(root=root, made=made, rejects=Rejects(file), progress=progress)
             classes = fill(scan)
         (made / "visited.json").write_text(json.dumps({"folders": scan.visits}))
         for path in made.glob("file_list.*"):
@@ -221,7 +225,7 @@ def each_file(
             for path, why in bad:
                 reject(path, why)
             done = min(first + step, total)
-            scan.say(done, total, f"reading {what}")
+            scan.progress(done, total, f"reading {what}")
     except BrokenProcessPool:
         raise UserError(
             f"--data: a process that reads {what}, of {called(done)} or what follows, was killed: "
@@ -247,11 +251,11 @@ def _throttled(progress: Progress | None) -> Progress:
     """Pass on at most ten calls a second, and the last one."""
     last = 0.0
 
-    def say(done: int, total: int, what: str) -> None:
+    def limited(done: int, total: int, what: str) -> None:
         nonlocal last
         now = time.monotonic()
         if progress and (now - last >= 0.1 or done == total):
             last = now
             progress(done, total, what)
 
-    return say
+    return limited

@@ -49,7 +49,7 @@ class Scan:
     root: Path  # absolute: names of files are below it
     made: Path  # its folder: columns, and file_list.*, which are removed in the end
     rejects: Rejects
-    say: Progress
+    progress: Progress
     # folders and files that show a later change
     visits: list[Visit] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class Scan:
 
     def remember_folders(self, files: Iterable[bytes]) -> None:
         """Add the folders of listed files, where one that is missing may appear. Raises UserError."""
-        there = set[bytes]()
+        parents = set[bytes]()
         for folder in {os.path.dirname(file) for file in files}:
             # of one that is missing the folder that it would be put into
             name = folder
@@ -74,8 +74,8 @@ class Scan:
                 name = os.path.dirname(name)
             # above the root anything may change
             if name in (folder, b"") or name.strip(b"./"):
-                there.add(name)
-        self.remember(*sorted(there))
+                parents.add(name)
+        self.remember(*sorted(parents))
 
 
 def labels(
@@ -98,7 +98,7 @@ def labels(
         names = [name for name in names_below(root) if not name.startswith(".")]
     except OSError as error:
         raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
-    found = []
+    class_folders = []
     for name in names:
         path = os.fsencode(root / name)
         if named.of_the_storage(name):
@@ -113,32 +113,34 @@ def labels(
             ):
                 reject(path, f"class without {ARTICLE[wanted]} {wanted}")
             else:
-                found.append(name)
+                class_folders.append(name)
         elif os.path.islink(path) and not os.path.exists(path):
             reject(path, BROKEN_LINK)
         elif named.is_media(name, wanted):
             reject(path, "lies in no class folder")
-    if not found:
+    if not class_folders:
         raise UserError(
             f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/"
         )
-    if classes is None and not chosen and (copy := _copy_of_all(root, found)):
+    if classes is None and not chosen and (copy := _copy_of_all(root, class_folders)):
         flag = ", or name the classes, or all, with --classes" * (wanted == "image")
         raise UserError(
             f"--data: {root}/{printable(copy)} has a folder of the name of each other class, and may be "
             f"a copy of the set: move it elsewhere{flag}"
         )
-    return numbered(found, classes, f"{root} has class folder", f"{wanted}s")
+    return numbered(class_folders, classes, f"{root} has class folder", f"{wanted}s")
 
 
-def _copy_of_all(root: Path, found: Sequence[str]) -> str:
+def _copy_of_all(root: Path, class_folders: Sequence[str]) -> str:
     """Return the one folder that has folders of the names of all others; "" for none, and where several have."""
     copies = [
         name
-        for name in found
-        if all(is_folder(root / name / other) for other in found if other != name)
+        for name in class_folders
+        if all(
+            is_folder(root / name / other) for other in class_folders if other != name
+        )
     ]
-    return copies[0] if len(copies) == 1 < len(found) - 1 else ""
+    return copies[0] if len(copies) == 1 < len(class_folders) - 1 else ""
 
 
 def names_below(folder: Path) -> list[str]:
@@ -204,7 +206,7 @@ def list_files(scan: Scan, labels: dict[str, int]) -> None:
             ):
                 yield files, np.full(len(files), labels[name])
                 total += len(files)
-                scan.say(total, 0, "listing files")
+                scan.progress(total, 0, "listing files")
 
     write_file_list(scan.made, pieces())
 

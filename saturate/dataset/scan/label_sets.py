@@ -45,13 +45,13 @@ def taken_apart(
     columns = split.columns
     between = separator or _separator(columns.classes, given or named)
     sets = [_parts(label, between) for label in columns.classes]
-    found = {word for words in sets for word in words}
-    classes = list(given or named or sorted(found, key=_by_value))
+    all_words = {word for words in sets for word in words}
+    classes = list(given or named or sorted(all_words, key=_by_value))
     places = place_of(classes)
     place_of_word = {
-        word: place for word in found if (place := find(word, places)) is not None
+        word: place for word in all_words if (place := find(word, places)) is not None
     }
-    if unknown := sorted(found - place_of_word.keys()):
+    if unknown := sorted(all_words - place_of_word.keys()):
         whose = "the training data" if given else "classes.txt"
         raise UserError(
             f"--data: the label '{unknown[0]}' is none of the {len(classes)} classes of {whose}; remove it "
@@ -90,9 +90,9 @@ def _listed(label: str) -> list[str] | None:
     """
     text = label.strip()
     with suppress(ValueError):
-        found = json.loads(text)
-        if isinstance(found, list) and all(isinstance(one, str | int) for one in found):
-            return [word for one in found if (word := str(one).strip())]
+        items = json.loads(text)
+        if isinstance(items, list) and all(isinstance(one, str | int) for one in items):
+            return [word for one in items if (word := str(one).strip())]
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return [] if not text else None
     words, end, inside = [], 0, text[1:-1].strip()
@@ -110,14 +110,14 @@ def _separator(labels: Sequence[str], known: Sequence[str] | None) -> str:
 
     Of `known` classes it is what leaves them alone: names may then hold any of the separators.
     """
-    there = [
+    separators = [
         one
         for one in (*SURE, *LIKELY)
         if any(len(_parts(label, one)) > 1 for label in labels)
     ]
     if known is not None:
         places = place_of(known)
-        for one in (USUAL, *there, LIST):
+        for one in (USUAL, *separators, LIST):
             words = [word for label in labels for word in _parts(label, one)]
             if words and all(find(word, places) is not None for word in words):
                 return one
@@ -128,7 +128,9 @@ def _separator(labels: Sequence[str], known: Sequence[str] | None) -> str:
         if odd is None:
             return LIST
         raise _unsure(odd, lists[0])
-    sure, likely = ([one for one in there if one in each] for each in (SURE, LIKELY))
+    sure, likely = (
+        [one for one in separators if one in each] for each in (SURE, LIKELY)
+    )
     if not sure:
         # of 'cat, tabby' the comma, and not the blank
         if likely and not _comes_again(labels, likely[0], of_all=likely[0] == " "):

@@ -32,7 +32,7 @@ def listed(path: Path, root: Path, warn: Callable[[str], None]) -> frozenset[byt
     except (OSError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--leave-out {path}: {why}") from None
-    found = set()
+    entries = set()
     missing = []
     for number, name in enumerate(named):
         # as tables of this program write a formula, and a byte that is no UTF-8
@@ -43,7 +43,7 @@ def listed(path: Path, root: Path, warn: Callable[[str], None]) -> frozenset[byt
                     f"--leave-out {path}: '{printable(name)}' is a folder; name files"
                 )
             if os.path.lexists(root / spelling):
-                found.add(place(os.fsencode(root / spelling)))
+                entries.add(place(os.fsencode(root / spelling)))
                 break
         else:
             if number or name not in HEADINGS:
@@ -52,10 +52,10 @@ def listed(path: Path, root: Path, warn: Callable[[str], None]) -> frozenset[byt
         more = f", nor {len(missing) - 1:,} more" if len(missing) > 1 else ""
         name = missing[0]
         line = f"{root} has no file '{printable(name)}'{_nearest(root, name)}{more}, which --leave-out {path} names"
-        if not found:
+        if not entries:
             raise UserError(line)
         warn(line)
-    return frozenset(found)
+    return frozenset(entries)
 
 
 def place(path: bytes) -> bytes:

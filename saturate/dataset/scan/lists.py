@@ -224,8 +224,8 @@ def _has_segment(fields: Sequence[str]) -> bool:
 
 def is_of(text: str, words: str) -> bool:
     """Whether a field of the first line names a column, in words that are all among these."""
-    found = re.findall(r"[^\W_]+", text.lower())
-    return bool(found) and {*words.split()}.issuperset(found)
+    field_words = re.findall(r"[^\W_]+", text.lower())
+    return bool(field_words) and {*words.split()}.issuperset(field_words)
 
 
 class Labelled(Protocol):

@@ -213,9 +213,9 @@ def write_paths(made: Path, good: Array) -> None:
     for first in range(0, len(good), PIECE):
         part = slice(first, first + PIECE)
         names = paths[offsets[first] : offsets[min(part.stop, len(good))]]
-        kept = names[np.repeat(good[part], lengths[part])]
-        path_bytes[end : end + len(kept)] = kept
-        end += len(kept)
+        good_names = names[np.repeat(good[part], lengths[part])]
+        path_bytes[end : end + len(good_names)] = good_names
+        end += len(good_names)
 
 
 def offsets_of(counts: Array | Sequence[int]) -> Array:

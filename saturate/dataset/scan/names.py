@@ -154,8 +154,8 @@ def read(name: str) -> Name:
                 rest.add("bicubic")
         elif word not in FILLERS and word not in ("x", "srf"):
             rest.add(word)
-    found = _SCALE.search(name)
-    scale = int(found[1] or found[2]) if found else 0
+    match = _SCALE.search(name)
+    scale = int(match[1] or match[2]) if match else 0
     # X2/ beside HR/
     if scale and not sides and not rest:
         sides.add("low")
@@ -169,8 +169,8 @@ def splits_among(names: Iterable[str]) -> dict[str, str]:
     A name with other words is one where the same words come with another split, too: seg_train and seg_test are
     splits, freight_train is none.
     """
-    said = {name: read(name) for name in names}
-    alone = {name: one for name, one in said.items() if len(one.splits) == 1}
+    parsed = {name: read(name) for name in names}
+    alone = {name: one for name, one in parsed.items() if len(one.splits) == 1}
     families: dict[frozenset[str], set[str]] = {}
     for one in alone.values():
         families.setdefault(one.rest, set()).update(one.splits)
@@ -209,21 +209,23 @@ def unwanted(
     Without that these are, `at_top` of the data, what has the name of another thing. Raises UserError for a
     name that is not there, where they are to be `all_there`.
     """
-    found = folders(root)
+    subfolders = folders(root)
     if chosen is None:
         why = "has a name that is hardly a class's; --classes takes it for one"
-        return {name: why for name in found if at_top and name.casefold() in NOT_DATA}
+        return {
+            name: why for name in subfolders if at_top and name.casefold() in NOT_DATA
+        }
     if chosen == "all":
         return {}
     wanted = {key(name.strip()) for name in chosen.split(",")}
-    lacking = sorted(wanted - {*map(key, found)})
+    lacking = sorted(wanted - {*map(key, subfolders)})
     if lacking and all_there:
         raise UserError(
             f"--classes has {lacking[0]!r}, and {root} has no such folder; name folders of it, with commas "
             "between, or all"
         )
     why = "is none of --classes"
-    return {name: why for name in found if key(name) not in wanted}
+    return {name: why for name in subfolders if key(name) not in wanted}
 
 
 def place_of(names: Sequence[str]) -> dict[str, int]:
@@ -243,13 +245,15 @@ def folders(root: Path) -> list[str]:
     """Return the sorted names of the folders in `root` that are neither hidden nor of the storage."""
     try:
         with os.scandir(root) as entries:
-            found = sorted(entry.name for entry in entries if entry.is_dir())
+            subfolders = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError as error:
         if storage.failed(error):
             raise
         return []
     return [
-        name for name in found if not name.startswith(".") and not of_the_storage(name)
+        name
+        for name in subfolders
+        if not name.startswith(".") and not of_the_storage(name)
     ]
 
 
@@ -298,15 +302,15 @@ def shards(names: Iterable[str], ending: str, where: str) -> list[str]:
             f"--data: {where}/{packed[0]} is compressed, so that no sample can be read without all before it; "
             "unpack it (gunzip -k, unxz -k, unzstd), and move it elsewhere"
         )
-    found = [name for name in shown if name.casefold().endswith(ending)]
-    nested = [name for name in found if "/" in name]
+    matching = [name for name in shown if name.casefold().endswith(ending)]
+    nested = [name for name in matching if "/" in name]
     if nested:
         listed = f", or name all shards in {where}/shards.txt" * ("://" in where)
         raise UserError(
             f"--data: {where}/{nested[0]} lies in a folder of its own, where no shard is looked for; move it to "
             f"{where}/{listed}"
         )
-    stems = {_stem(name) for name in found}
+    stems = {_stem(name) for name in matching}
     patterns = {_NUMBER.sub("#", stem) for stem in stems}
     lost = [
         name
@@ -320,7 +324,7 @@ def shards(names: Iterable[str], ending: str, where: str) -> list[str]:
             f"--data: {where}/{lost[0]} is named like the shards beside it, and does not end in {ending}: "
             "complete its download or its name, or move it elsewhere"
         )
-    return found
+    return matching
 
 
 def _stem(name: str) -> str:

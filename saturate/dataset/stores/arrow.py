@@ -253,9 +253,9 @@ def damaged(path: Path, *errors: type[Exception]) -> Iterator[None]:
     except errors as error:
         if storage.failed(error):
             raise
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"--data: {path} is damaged, cut short, or still being written: {said[:200]}; copy or write it "
+            f"--data: {path} is damaged, cut short, or still being written: {reason[:200]}; copy or write it "
             "again"
         ) from None
 
@@ -327,12 +327,12 @@ def _entries(
     column = batch.column(schema.image)
     binary = _is_binary(column.type)
     content = column if binary else column.field("bytes")
-    there = content.is_valid().to_numpy(zero_copy_only=False)
+    valid = content.is_valid().to_numpy(zero_copy_only=False)
     if not binary:
-        there &= column.is_valid().to_numpy(zero_copy_only=False)
+        valid &= column.is_valid().to_numpy(zero_copy_only=False)
     begins, sizes = _ranges(content, buffer, path)
     rows = zip(
-        there.tolist(),
+        valid.tolist(),
         begins.tolist(),
         sizes.tolist(),
         _names(column, binary),

@@ -87,7 +87,7 @@ def _copy(url: str, folder: Path) -> dict[str, str]:
     copied: dict[str, str] = {}  # name below the folder -> URL
     top = _children(url)
     if not top:  # a server that lists nothing
-        top = _there([f"{url}/{CLASSES}"]) + [f"{url}/{split}/" for split in SPLITS]
+        top = _existing([f"{url}/{CLASSES}"]) + [f"{url}/{split}/" for split in SPLITS]
     for child in top:
         name = child.removeprefix(f"{url}/")
         if name == CLASSES:
@@ -96,7 +96,9 @@ def _copy(url: str, folder: Path) -> dict[str, str]:
             about = [f"{child}{file}" for file in (SHARDS, CLASSES, ORDER)]
             inside = _children(child)
             known = (
-                [file for file in about if file in inside] if inside else _there(about)
+                [file for file in about if file in inside]
+                if inside
+                else _existing(about)
             )
             copied |= {file.removeprefix(f"{url}/"): file for file in known}
             if about[0] not in known and (shards := _shards(child, inside)):
@@ -146,18 +148,20 @@ def _copy(url: str, folder: Path) -> dict[str, str]:
 def _shards(folder: str, inside: Sequence[str]) -> list[str]:
     """Return the URLs of the shards among the URLs `inside` a folder. Raises UserError."""
     where = masked(folder).rstrip("/")
-    found = names.shards((file.removeprefix(folder) for file in inside), ".tar", where)
+    shard_names = names.shards(
+        (file.removeprefix(folder) for file in inside), ".tar", where
+    )
     nested = [
         file.removeprefix(folder)
         for below in inside
-        if found and below.endswith("/")
+        if shard_names and below.endswith("/")
         for file in _children(below)
     ]
     names.shards(nested, ".tar", where)
-    return [folder + name for name in found]
+    return [folder + name for name in shard_names]
 
 
-def _there(urls: Sequence[str]) -> list[str]:
+def _existing(urls: Sequence[str]) -> list[str]:
     """Return those that are there, of URLs that the server may not list."""
     heads = remote.heads(urls, unlisted=True)
     return [url for url, head in zip(urls, heads, strict=True) if head is not None]

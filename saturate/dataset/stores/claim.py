@@ -97,10 +97,10 @@ def newest(url: str) -> Claim | None:
         return None
     source = f"{url}/{name}"
     for _ in range(5):
-        if found := _parsed(
+        if claim := _parsed(
             remote.tried(source, lambda system: system.cat_file(source))
         ):
-            return found
+            return claim
         time.sleep(SETTLED_S)  # on a disk it may be half written
     raise UserError(f"--output {masked(source)}: no claim of a run; remove it")
 
@@ -129,32 +129,34 @@ def take(url: str, folder: Path, *, resuming: bool) -> Claim:
     began_s = changed_s = time.monotonic()
     before: Claim | None = None
     while True:
-        found = newest(url)
+        current = newest(url)
         now_s = time.monotonic()
-        if found and resuming:
-            _require_same(url, folder, found, own)
-        is_renewed = before is not None and found != before
+        if current and resuming:
+            _require_same(url, folder, current, own)
+        is_renewed = before is not None and current != before
         if is_renewed:
             changed_s = now_s
         # the folder's lock is ours, so whoever has begun from here is dead
-        is_free = not found or found.ended or (_is(found, own) and found.host == host)
+        is_free = (
+            not current or current.ended or (_is(current, own) and current.host == host)
+        )
         if is_free or now_s - changed_s > 2 * RENEWED_S:
-            known = (found or own) if resuming else None
+            known = (current or own) if resuming else None
             new = Claim(
                 run=known.run if known else uuid.uuid4().hex[:12],
                 holder=f"{host} {uuid.uuid4().hex[:12]}",
-                number=1 + (found.number if found else 0),
+                number=1 + (current.number if current else 0),
             )
-            if _holds(url, new, found):
+            if _holds(url, new, current):
                 new.keep(folder)
                 return new
             continue
-        assert found is not None
-        who = f"--output {masked(url)}: another run is writing there ({found.run} on {found.host})"
+        assert current is not None
+        who = f"--output {masked(url)}: another run is writing there ({current.run} on {current.host})"
         if is_renewed and (not resuming or now_s - began_s > GRACE_S):
             raise UserError(f"{who}; wait for its end, or name another URL")
         storage.say_once(who, f"{who}; it is waited for until it renews no more")
-        before = found
+        before = current
         time.sleep(LOOK_S)
 
 
@@ -172,10 +174,10 @@ def _holds(url: str, new: Claim, before: Claim | None) -> bool:
 
 def require_held(url: str, claim: Claim) -> None:
     """Raise Superseded where another run has claimed a URL since."""
-    found = newest(url)
-    if found and not _is(found, claim):
+    current = newest(url)
+    if current and not _is(current, claim):
         raise storage.Superseded(
-            f"--output {masked(url)}: {found.run} on {found.host} has taken this run's place, since its claim was "
+            f"--output {masked(url)}: {current.run} on {current.host} has taken this run's place, since its claim was "
             "not renewed in time; nothing more is uploaded"
         )
 
@@ -190,17 +192,17 @@ def renew(url: str, claim: Claim) -> None:
             claim.put(url)
 
 
-def _is(found: Claim | None, claim: Claim | None) -> bool:
+def _is(current: Claim | None, claim: Claim | None) -> bool:
     """Whether both are of one start of a run."""
-    key = [each and (each.number, each.holder) for each in (found, claim)]
+    key = [each and (each.number, each.holder) for each in (current, claim)]
     return key[0] is not None and key[0] == key[1]
 
 
-def _require_same(url: str, folder: Path, found: Claim, own: Claim | None) -> None:
+def _require_same(url: str, folder: Path, current: Claim, own: Claim | None) -> None:
     has_run = own is not None or (folder / "last.pt").exists()
     run = own.run if own else "without an id"
-    if has_run and run != found.run:
+    if has_run and run != current.run:
         raise UserError(
-            f"--output {masked(url)} holds run {found.run}, and its folder here, {folder}, another one ({run}); "
+            f"--output {masked(url)} holds run {current.run}, and its folder here, {folder}, another one ({run}); "
             "move one of them away, or name another URL"
         )

@@ -21,7 +21,7 @@ class EntrySource(StoredSource):
 
     files = False
     noun = "an entry"
-    kept: Kept | None = None
+    cache: Kept | None = None
     """The cache on a disk of what a remote source has read; None: there is no cache."""
 
     @abstractmethod
@@ -41,10 +41,10 @@ class EntrySource(StoredSource):
         A read of the storage takes `read_delay_s` longer than it would. Raises UserError when the entry is gone
         or has another size than in the manifest, and OSError when the storage fails.
         """
-        key = self.version(sample) if self.kept is not None else b""
-        if self.kept is None or not key:
+        key = self.version(sample) if self.cache is not None else b""
+        if self.cache is None or not key:
             return self._read(sample)
-        return self.kept.get(key, lambda: self._read(sample))
+        return self.cache.get(key, lambda: self._read(sample))
 
     def _read(self, sample: int) -> bytes:
         with self.opened(sample) as (size, read_at):

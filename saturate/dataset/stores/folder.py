@@ -146,8 +146,8 @@ def missing(data: Path, split: str) -> str:
         return f"folder {split}/, but a file of that name"
     others = False
     try:
-        with os.scandir(folder) as found:
-            for entry in found:
+        with os.scandir(folder) as entries:
+            for entry in entries:
                 if entry.is_dir() or is_media(entry.name, "image"):
                     return ""
                 others = True

@@ -163,7 +163,7 @@ def _write_pieces(
                 names = [os.fsencode(listed.in_form(os.fsdecode(one))) for one in names]
             yield names, numbers
             total += len(names)
-            scan.say(total, 0, "reading the list")
+            scan.progress(total, 0, "reading the list")
 
     file_tree.write_file_list(scan.made, meant())
     return labels

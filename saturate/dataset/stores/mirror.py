@@ -121,8 +121,8 @@ class Mirror:
                 raise
 
     def _failed(self, what: str, error: OSError) -> storage.StorageFault:
-        said = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
-        return storage.StorageFault(f"{said}; {self.folder} stays as it is")
+        problem = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
+        return storage.StorageFault(f"{problem}; {self.folder} stays as it is")
 
     def _apart(self, work: Callable[[], T]) -> T:
         """Return work(), of a process of its own that is watched. Raises what it raises, and OSError."""
@@ -171,11 +171,16 @@ class Mirror:
         if LAST not in names:
             return False
         self._get(LAST, fetched)
-        here, there = _progress(self.folder / LAST), _progress(fetched / LAST)
-        if there is not None and (here is None or here < there):
+        own_progress, remote_progress = (
+            _progress(self.folder / LAST),
+            _progress(fetched / LAST),
+        )
+        if remote_progress is not None and (
+            own_progress is None or own_progress < remote_progress
+        ):
             return True
         shutil.rmtree(fetched)
-        if here != there:
+        if own_progress != remote_progress:
             what = f"--output {masked(self.url)}: {self.folder} has a newer"
             storage.say(f"{what} {LAST}, which stays and is uploaded")
         return False

@@ -32,7 +32,7 @@ def read_ahead(
     if source.alone_while_fast and source.read_delay_s:
         source.reads_at_once = 1  # what a delay costs is to be seen
     if far and cache_dir is not None:
-        source.kept = Kept(cache_dir, int(cache_gib * 2**30))
+        source.cache = Kept(cache_dir, int(cache_gib * 2**30))
     return far
 
 
@@ -65,7 +65,7 @@ def told_of_latency(source: Source) -> str:
 def _latency_s(source: Source) -> float:
     """Return the seconds of a read: the least of three, of which the first connects."""
     if isinstance(source, EntrySource):
-        source.kept = None  # in this process alone
+        source.cache = None  # in this process alone
     times = []
     for sample in range(min(3, len(source))):
         began = time.perf_counter()

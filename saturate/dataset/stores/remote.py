@@ -225,23 +225,23 @@ def tried(url: str, action: Callable[[Any], T]) -> T:
                     errno.ENOENT, "no such object", masked(url)
                 ) from None
             answered = status or answered
-            said = f"HTTP {answered}" if answered else type(cause).__name__
+            reason = f"HTTP {answered}" if answered else type(cause).__name__
             if isinstance(error, _Short):
-                said = str(error)
+                reason = str(error)
             if isinstance(cause, PermissionError) or status in (401, 403):
                 raise OSError(
                     errno.EKEYREJECTED,
-                    f"access is denied ({code or said})",
+                    f"access is denied ({code or reason})",
                     masked(url),
                 ) from None
             passes = status is None or status >= 500 or status in TRY_LATER
-            if pause_s is None and NO_CREDENTIALS.search(said):
+            if pause_s is None and NO_CREDENTIALS.search(reason):
                 raise UserError(
-                    f"{masked(url)}: no credentials are found ({said}); docs/data.md says where they are "
+                    f"{masked(url)}: no credentials are found ({reason}); docs/data.md says where they are "
                     "looked for"
                 ) from None
             if pause_s is None or not passes:
-                raise OSError(errno.EREMOTEIO, said, masked(url)) from None
+                raise OSError(errno.EREMOTEIO, reason, masked(url)) from None
         time.sleep(pause_s * random.SystemRandom().uniform(1, 2))
     raise AssertionError("the last try returns or raises")
 
@@ -312,7 +312,7 @@ def children(url: str) -> list[str]:
     Of a web server they are the links of the page, if there is one.
     """
     below = url.rstrip("/") + "/"
-    found = set()
+    below_urls = set()
     for entry in tried(url, lambda system: system.ls(below, detail=True)):
         name = str(entry["name"])
         name = name if is_url(name) else f"{url.partition('://')[0]}://{name}"
@@ -324,8 +324,8 @@ def children(url: str) -> list[str]:
         inside = name.removeprefix(below).rstrip("/")
         # a page has links upwards, and others that sort it
         if name != inside and inside and "/" not in inside and not query:
-            found.add(f"{below}{inside}{'/' * is_folder}")
-    return sorted(found)
+            below_urls.add(f"{below}{inside}{'/' * is_folder}")
+    return sorted(below_urls)
 
 
 @contextmanager
@@ -335,12 +335,12 @@ def opened(url: str, expected: tuple[int, int]) -> Iterator[ReadAt]:
     Raises Rejected where it is gone or another one, and OSError.
     """
     try:
-        found = _heads.get(url)
-        if found is None or expected != (found.size, found.number):
-            found = _heads[url] = head(url)
-        if expected != (found.size, found.number):
+        known = _heads.get(url)
+        if known is None or expected != (known.size, known.number):
+            known = _heads[url] = head(url)
+        if expected != (known.size, known.number):
             raise Rejected("it has changed since it was scanned")
-        size = found.size
+        size = known.size
         yield lambda offset, length: read(url, offset, min(length, size - offset))
     except FileNotFoundError:
         raise Rejected("no such object") from None
@@ -381,14 +381,14 @@ def watched(url: str, hurry: processes.Stop) -> Iterator[None]:
     ended = threading.Event()
 
     def watch() -> None:
-        moved, since_s, said = -1, 0.0, False
+        moved, since_s, warned = -1, 0.0, False
         while not ended.wait(processes.LOOK_S):
             before, moved = moved, _moved()
             if moved != before:
                 since_s = time.monotonic()
             silent_s = time.monotonic() - since_s
-            if silent_s > SAID_S and not said:
-                said = True
+            if silent_s > SAID_S and not warned:
+                warned = True
                 storage.say(
                     f"{masked(url)} has not answered for {SAID_S:.0f} s, and is waited for"
                 )

@@ -422,7 +422,7 @@ class _Listing(Entries):
                 rows += [(entry.name, shard, entry) for entry in entries]
                 for name, why in left_out:
                     scan.rejects(shards.path(shard) + b":" + name, why)
-                scan.say(shard + 1, count, "reading shards")
+                scan.progress(shard + 1, count, "reading shards")
         except BrokenProcessPool:
             raise UserError(
                 f"--data: a process that reads the shards of {shards.folder} was killed: {processes.KILLED}; "
@@ -497,8 +497,8 @@ class ShardStore:
             if self.kind.find:
                 return self.kind.find(data, split)
             inside = file_tree.names_below(folder)
-            found = named.shards(inside, self.ending, str(folder))
-            if found:
+            shard_names = named.shards(inside, self.ending, str(folder))
+            if shard_names:
                 # beside class folders without a shard nothing more is looked at
                 nested = [
                     os.path.relpath(os.path.join(place, name), folder)
@@ -506,27 +506,27 @@ class ShardStore:
                     for name in files
                 ]
                 named.shards(nested, self.ending, str(folder))
-            return ShardList.of_files(folder, found)
+            return ShardList.of_files(folder, shard_names)
 
         return storage.in_scan(find, lambda: str(data))
 
     def missing(self, data: Path, split: str) -> str:
         """Return what is not there: shards in a folder of that name; `open` says which of several are."""
-        there: object = None
+        present: object = None
         try:
             if urls := self._urls(data, split):
                 # a URL need not end as its file does
-                there = self.ending == ".tar" or any(
+                present = self.ending == ".tar" or any(
                     name.endswith(self.ending) for name in urls
                 )
             else:
                 with suppress(OSError):
-                    there = self._find(data, split)
+                    present = self._find(data, split)
         except storage.StorageFault:
             raise
         except UserError:
-            there = True
-        return "" if there else f"{split}/*{self.ending}"
+            present = True
+        return "" if present else f"{split}/*{self.ending}"
 
     def open(
         self,
@@ -547,12 +547,12 @@ class ShardStore:
             shards = ShardList.of_urls(real / split, urls)
         else:
             with reading(real / split):
-                found = self._find(real, split)
-            if not found:
+                listed = self._find(real, split)
+            if not listed:
                 raise UserError(
                     f"--data {real}: has no {split}/*{self.ending}; it must be {self.HOLDS}"
                 )
-            shards = found
+            shards = listed
         folder = shards.folder
         about = None
         if self.kind.prepare:

@@ -181,24 +181,24 @@ def _entry(
                     name, f"not read: the image of its sample is {_listed(plain)}"
                 )
         images = plain
-    found = sorted({labels[name] for name in names if name in labels})
+    values = sorted({labels[name] for name in names if name in labels})
     if not images:
         why = f"no image among its members: {_listed(names)}"
     elif len(images) > 1:
         why = f"{len(images)} images in one sample: {_listed(images)}"
     elif by_name[images[0]].unfit:
         why = by_name[images[0]].unfit
-    elif not found:
+    elif not values:
         key_said = shard.label_key
         why = f"no {key_said} in its .json" if key_said else "no .cls beside it"
         why = f"no label: {why}"
-    elif len(found) > 1:
-        why = f"{len(found)} labels: '{found[0]}' and '{found[1]}'"
-    elif not found[0]:
+    elif len(values) > 1:
+        why = f"{len(values)} labels: '{values[0]}' and '{values[1]}'"
+    elif not values[0]:
         why = "its label is neither a word nor a number of a class"
     else:
         member = by_name[images[0]]
-        return Entry(member.name, member.offset, member.size, found[0])
+        return Entry(member.name, member.offset, member.size, values[0])
     for name in images or [key]:
         shard.reject(name, why)
     return None
