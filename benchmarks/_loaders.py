@@ -212,7 +212,7 @@ def feed_of(asked: Asked, name: str, data: Split, world: ProcessWorld) -> Feed:
         "global_batch_size": asked.batch_size * world.size,
     }
     config = schema.build({**settings_of(asked, columns), **sizes})
-    start = Start.of(config, (), {}, path=None, origin="")
+    start = Start.from_config(config, (), {}, path=None, origin="")
     source = Folder(columns, asked.delay_s) if asked.delay_s else data.source
     feed = training_feed(resolve(start, world), replace(data, source=source))
     wanted = (asked.batches or 0) * feed.plan.global_batch_size

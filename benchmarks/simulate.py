@@ -188,7 +188,7 @@ def schedule(preset: Path, ranks: int, rate: float, price: float) -> Iterator[st
         raise UserError(
             f"--config {preset} is of --task {task}, and names are drawn for classification"
         )
-    start = Start.of(config, (), {}, path=None, origin="")
+    start = Start.from_config(config, (), {}, path=None, origin="")
     settings = resolve(start, ProcessWorld(torch.device("cpu")))
     sets = synthetic()
     batching = replace(settings.batching, world_size=ranks)

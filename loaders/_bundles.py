@@ -68,7 +68,7 @@ def bundled(feed: Feed[Columns], count: int) -> Feed[Columns]:
 
 def _targets(feed: Feed[Columns], rows: Rows) -> dict[str, Array]:
     """Return the targets of a bundle's rows, made for one micro-batch after the other: each mixes its own."""
-    each = [feed.targets(its) for its in cut(rows, feed.plan.batches.rows)]
+    each = [feed.targets(part) for part in cut(rows, feed.plan.batches.rows)]
     return {
         name: np.concatenate([targets[name] for targets in each]) for name in each[0]
     }
@@ -79,17 +79,17 @@ def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
     assert bundle.rows is not None
     ms = None if bundle.transforms_ms is None else bundle.transforms_ms / count
     for index, rows in enumerate(cut(bundle.rows, size)[:count]):
-        its = slice(index * size, (index + 1) * size)
+        span = slice(index * size, (index + 1) * size)
         lost = rows.ids[(rows.ids >= 0) & ~rows.valid] if bundle.failed else ()
         yield Batch(
-            images=bundle.images[its],
-            sizes=bundle.sizes[its],
-            targets={name: values[its] for name, values in bundle.targets.items()},
-            valid=bundle.valid[its],
+            images=bundle.images[span],
+            sizes=bundle.sizes[span],
+            targets={name: values[span] for name, values in bundle.targets.items()},
+            valid=bundle.valid[span],
             ids=rows.ids,
             failed=tuple(map(int, lost)),
             rows=rows,
-            host={name: values[its] for name, values in bundle.host.items()},
+            host={name: values[span] for name, values in bundle.host.items()},
             # the one copy, counted once
             transfer=None if index else bundle.transfer,
             transforms_ms=ms,

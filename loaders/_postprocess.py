@@ -77,10 +77,10 @@ class Finish:
         images = into.movedim(-1, 1)
         if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
             turns = np.where(valid, whole_turns(rows), self._kernel.LOST)
-            batch, there = _batch_with_targets(
+            batch, on_device = _batch_with_targets(
                 images, rows, valid, self._feed, [turns.astype(np.uint8)]
             )
-            self._kernel.finished(pixels, self._table, *there, into)
+            self._kernel.finished(pixels, self._table, *on_device, into)
             self._copy_rows(into, others, lost)
             return batch
         if rows.ops is not None:
@@ -107,8 +107,8 @@ class Finish:
     def _copy_rows(self, images: torch.Tensor, origin: Array, to: Array) -> None:
         """Copy the rows `origin` of images, int64 [N], over the rows `to`."""
         if len(to):
-            there, here = self._to_device([to, origin])
-            images.index_copy_(0, there, images.index_select(0, here))
+            target, source = self._to_device([to, origin])
+            images.index_copy_(0, target, images.index_select(0, source))
 
     def _normalised(self, levels: torch.Tensor) -> torch.Tensor:
         """Return float32, levels [..., 3] normalised; they stay as they are."""
@@ -163,10 +163,10 @@ def stand_ins(rows: Rows, decoded: Array) -> tuple[Array, Array]:
     lost, others = [], []
     if rows.keys is not None and not decoded.all():
         for i in np.flatnonzero(rows.valid & ~decoded).tolist():
-            there = np.flatnonzero(decoded & (rows.keys == rows.keys[i]))
-            if len(there):
+            twins = np.flatnonzero(decoded & (rows.keys == rows.keys[i]))
+            if len(twins):
                 lost.append(i)
-                others.append(there[np.searchsorted(there, i) % len(there)])
+                others.append(twins[np.searchsorted(twins, i) % len(twins)])
     return np.array(lost, np.int64), np.array(others, np.int64)
 
 

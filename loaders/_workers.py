@@ -85,8 +85,10 @@ class Shared:
         slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         takes = f"{asked} takes {count * slot_bytes / 2**30:,.0f} GiB of memory for {count} slots"
         # Linux gives it, and ends who uses it
-        if count * slot_bytes > (there := memory_bytes()):
-            raise UserError(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
+        if count * slot_bytes > (available := memory_bytes()):
+            raise UserError(
+                f"{takes}, and there are {available / 2**30:,.0f} GiB: {FEWER}"
+            )
         try:
             # anonymous and shared: only a fork hands it on, and none of it comes from /dev/shm, which has
             # 64 MB in Docker
@@ -241,7 +243,9 @@ class Workers:
     def _died(self) -> str:
         """Return how a worker process ended that nobody had told to; empty where none has."""
         iterator = None if self._loader is None else self._loader._iterator
-        if self._stop.said or not isinstance(iterator, _MultiProcessingDataLoaderIter):
+        if self._stop.is_set or not isinstance(
+            iterator, _MultiProcessingDataLoaderIter
+        ):
             return ""
         for worker, process in enumerate(iterator._workers):
             if process.exitcode is not None:
@@ -268,7 +272,7 @@ class _Results(_MultiProcessingDataLoaderIter):
         super().__init__(loader)
 
     def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
-        if self._stop.said:
+        if self._stop.is_set:
             raise RuntimeError("the workers were told to end")
         result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
         return result
@@ -375,8 +379,8 @@ class _PartSampler:
             room = self._room(rows)
             for part in range(self.parts(len(rows))):
                 begin = part * self._part_rows
-                its = some(rows, slice(begin, begin + self._part_rows))
-                yield index % self._slots, part * room, (part + 1) * room, its
+                part_rows = some(rows, slice(begin, begin + self._part_rows))
+                yield index % self._slots, part * room, (part + 1) * room, part_rows
             self._laps.lap("workers")
 
     def __len__(self) -> int:

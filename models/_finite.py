@@ -37,11 +37,11 @@ class FiniteImages:
 
     def take(self, images: int, device: torch.device) -> torch.Tensor:
         """Return which of the `images` since the last call were finite, bool [images]."""
-        found = torch.ones(images, dtype=torch.bool, device=device)
+        finite = torch.ones(images, dtype=torch.bool, device=device)
         for seen in self._seen:
-            found &= seen
+            finite &= seen
         self._seen.clear()
-        return found
+        return finite
 
     def _of_images(self, module: nn.Module, _: object, outputs: Outputs) -> None:
         if not module.training:

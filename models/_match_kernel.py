@@ -17,9 +17,17 @@ LAST = tl.constexpr(2**31 - 1)
 # batches have as many places as their fullest image has boxes
 @triton.jit(do_not_specialize=["places"])
 def look(
-    defaults, boxes, there, matched, best, count, places, threshold, BLOCK: tl.constexpr
+    defaults,
+    boxes,
+    present,
+    matched,
+    best,
+    count,
+    places,
+    threshold,
+    BLOCK: tl.constexpr,
 ):
-    """Look for boxes. `defaults` fp32 [count, 4]; `boxes` fp32 [B, places, 4]; `there` uint8 [B, places].
+    """Look for boxes. `defaults` fp32 [count, 4]; `boxes` fp32 [B, places, 4]; `present` uint8 [B, places].
 
     Writes to `matched` int64 [B, count] the box that overlaps most, `places` below the threshold; and to
     `best` int64 [B, places] the largest overlap of each box, its bits above those of the default box, of
@@ -34,7 +42,7 @@ def look(
     which = tl.zeros([BLOCK], tl.int32)
     for one in range(places):
         # what is not there costs a look at a byte, however many places there are
-        if tl.load(there + first + one) != 0:
+        if tl.load(present + first + one) != 0:
             x0, y0, x1, y1 = corners(boxes + (first + one) * 4, True)
             overlap = iou(u0, v0, u1, v1, x0, y0, x1, y1)
             which = tl.where(overlap > most, one, which)
@@ -42,26 +50,26 @@ def look(
             bits = overlap.to(tl.int32, bitcast=True).to(tl.int64)
             key = tl.where(inside, (bits << 32) | rank, 0)
             tl.atomic_max(best + first + one, tl.max(key, 0), sem="relaxed")
-    found = tl.where(most >= threshold, which, places).to(tl.int64)
+    assigned = tl.where(most >= threshold, which, places).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * count + lane
-    tl.store(matched + at, found, mask=inside)
+    tl.store(matched + at, assigned, mask=inside)
 
 
 def match(
-    defaults: torch.Tensor, boxes: torch.Tensor, there: torch.Tensor, threshold: float
+    defaults: torch.Tensor, boxes: torch.Tensor, present: torch.Tensor, threshold: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (the box that each default box overlaps most int64 [B, A], N below the threshold; the default
     box that each box overlaps most int64 [B, N], 0 for what is not there), in a time that follows the boxes
     that are there. Bit for bit those of torch's operators."""
-    images, places = there.shape
+    images, places = present.shape
     count = len(defaults)
     matched = torch.empty(images, count, dtype=torch.int64, device=boxes.device)
-    best = torch.zeros_like(there, dtype=torch.int64)
+    best = torch.zeros_like(present, dtype=torch.int64)
     with torch.cuda.device_of(boxes):
         look[(images, triton.cdiv(count, BLOCK))](
             defaults.float().contiguous(),
             boxes.float().contiguous(),
-            there.contiguous().view(torch.uint8),  # bool lies in memory alike
+            present.contiguous().view(torch.uint8),  # bool lies in memory alike
             matched,
             best,
             count,
@@ -71,4 +79,4 @@ def match(
             # with a * b + c rounded once, overlaps that are equal would differ
             enable_fp_fusion=False,
         )
-    return matched, torch.where(there, LAST.value - (best & LAST.value), 0)
+    return matched, torch.where(present, LAST.value - (best & LAST.value), 0)

@@ -23,15 +23,15 @@ def survivors(
     kernel = _kernel(boxes.device) if boxes.device.type == "cuda" else None
     if kernel is not None:
         return kernel.survivors(boxes, alive, threshold)
-    kept = torch.zeros_like(alive)
+    surviving = torch.zeros_like(alive)
     # the boxes are in order; torchvision's nms sorts by scores, and these keep it
     falling = -torch.arange(boxes.shape[1], device=boxes.device, dtype=boxes.dtype)
     for group in alive.any(1).nonzero()[:, 0].tolist():
         places = alive[group].nonzero()[:, 0]
-        kept[
+        surviving[
             group, places[nms(boxes[group, places], falling[: len(places)], threshold)]
         ] = True
-    return kept
+    return surviving
 
 
 def has_kernels(device: torch.device) -> bool:

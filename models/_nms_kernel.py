@@ -29,8 +29,8 @@ def iou(x0, y0, x1, y1, u0, v0, u1, v1):
 
 
 @triton.jit
-def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
-    """Suppress boxes. `boxes` fp32 [G, count, 4], best first; `alive` and `kept` uint8 [G, count]. A program
+def suppress(boxes, alive, surviving, count, threshold, BLOCK: tl.constexpr):
+    """Suppress boxes. `boxes` fp32 [G, count, 4], best first; `alive` and `surviving` uint8 [G, count]. A program
     has the boxes of its group in registers."""
     group = tl.program_id(0).to(tl.int64) * count
     lane = tl.arange(0, BLOCK)
@@ -43,7 +43,7 @@ def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
         u0, v0, u1, v1 = corners(boxes + (group + one) * 4, True)
         overlap = iou(x0, y0, x1, y1, u0, v0, u1, v1)
         left = tl.where((stays > 0) & (lane > one) & (overlap > threshold), 0, left)
-    tl.store(kept + group + lane, left.to(tl.uint8), mask=inside)
+    tl.store(surviving + group + lane, left.to(tl.uint8), mask=inside)
 
 
 def survivors(
@@ -52,20 +52,20 @@ def survivors(
     """Return which boxes survive, as models._nms.survivors does, in one launch: 80 groups of 2,000 boxes take
     80 multiprocessors."""
     groups, count = alive.shape
-    kept = torch.empty_like(alive, memory_format=torch.contiguous_format)
+    surviving = torch.empty_like(alive, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(boxes):
         block = triton.next_power_of_2(count)
         warps = min(8, max(1, block // 128))
         # bool and uint8 lie in memory alike
-        there = alive.contiguous().view(torch.uint8)
-        result = kept.view(torch.uint8)
+        alive_bytes = alive.contiguous().view(torch.uint8)
+        result = surviving.view(torch.uint8)
         suppress[(groups,)](
             boxes.float().contiguous(),
-            there,
+            alive_bytes,
             result,
             count,
             threshold,
             BLOCK=block,
             num_warps=warps,
         )
-    return kept
+    return surviving

@@ -64,7 +64,7 @@ class Truth(NamedTuple):
     """fp32 [B, 1, 4]: width, height, width, height of an image without its padding."""
 
     @classmethod
-    def of(cls, targets: Targets, sizes: Sequence[tuple[int, int]]) -> Truth:
+    def pack(cls, targets: Targets, sizes: Sequence[tuple[int, int]]) -> Truth:
         """Pack the targets of images whose `sizes` are heights and widths, by one copy to the device that
         nothing waits for."""
         counts = [len(target["boxes"]) for target in targets]
@@ -123,7 +123,7 @@ def losses(
         raise ValueError(
             "training needs targets, got None; give a dict an image, or call eval() before"
         )
-    truth = Truth.of(targets, images.image_sizes)
+    truth = Truth.pack(targets, images.image_sizes)
     features = stock.backbone(images.tensors)
     features = {"0": features} if isinstance(features, torch.Tensor) else features
     maps = list(features.values())
@@ -176,9 +176,9 @@ def match_anchors(
             best.scatter_reduce_(
                 0, rows, (overlap == overlap.amax(1, keepdim=True)).int(), "amax"
             )
-    found = (most >= matcher.high_threshold) | (best > 0)
+    is_match = (most >= matcher.high_threshold) | (best > 0)
     return matched, torch.where(
-        found, 1, torch.where(most < matcher.low_threshold, 0, -1)
+        is_match, 1, torch.where(most < matcher.low_threshold, 0, -1)
     )
 
 
@@ -209,8 +209,8 @@ def draw(
     )
     # 2 is above any key: objects that were chosen come first, then the background, and -1, which is never
     # drawn, last
-    found = random.masked_fill(labels != 0, -1).masked_fill(chosen, 2).topk(wanted, 1)
-    return found.indices, found.values >= 0
+    drawn = random.masked_fill(labels != 0, -1).masked_fill(chosen, 2).topk(wanted, 1)
+    return drawn.indices, drawn.values >= 0
 
 
 def decode(
@@ -253,12 +253,12 @@ def proposals(
     places = []
     start = 0
     for level, count in zip(logits.split(list(per_level), 1), per_level, strict=True):
-        found = level.topk(min(most, count), 1)
+        top = level.topk(min(most, count), 1)
         # a level of fewer anchors is filled up, so that all levels are one tensor, and one launch suppresses
         # in them
-        empty = (0, most - found.values.shape[1])
-        scores.append(functional.pad(found.values, empty, value=-torch.inf))
-        places.append(functional.pad(found.indices + start, empty))
+        empty = (0, most - top.values.shape[1])
+        scores.append(functional.pad(top.values, empty, value=-torch.inf))
+        places.append(functional.pad(top.indices + start, empty))
         start += count
     # axes: [images, levels x most]
     place = torch.cat(places, 1)
@@ -276,11 +276,11 @@ def proposals(
         & (score > -torch.inf)
     )
     # axes: [images x levels, most]
-    kept = survivors(
+    surviving = survivors(
         boxes.view(-1, most, 4), alive.view(-1, most), rpn.nms_thresh
     ).view_as(alive)
     # behind all others, and not left out: to count what is left would be a wait for the device
-    ranked = probability.masked_fill(~kept, -1).sort(
+    ranked = probability.masked_fill(~surviving, -1).sort(
         dim=1, descending=True, stable=True
     )
     best = ranked.indices[:, : rpn.post_nms_top_n()]
@@ -295,11 +295,11 @@ def draw_regions(
     """Draw the regions to train on, as heads.fg_bg_sampler would: of the proposals `boxes` [B, P, 4] that are
     `real` [B, P], and the true boxes."""
     own = truth.boxes[truth.places]
-    there = truth.places < len(truth.owner)
+    is_box = truth.places < len(truth.owner)
     boxes = torch.cat([boxes, own], 1)
-    real = torch.cat([real, there], 1)
+    real = torch.cat([real, is_box], 1)
     # axes: B, G, P + G
-    overlap, which = iou(own, boxes).masked_fill(~there[..., None], -1).max(1)
+    overlap, which = iou(own, boxes).masked_fill(~is_box[..., None], -1).max(1)
     matcher = heads.proposal_matcher
     labels = truth.labels[truth.places.gather(1, which)]
     labels = torch.where(
@@ -330,8 +330,8 @@ def anchor_losses(
     with torch.no_grad():
         matched, labels = match_anchors(anchors, truth, rpn.proposal_matcher)
         places, filled = draw(labels, rpn.fg_bg_sampler)
-        found = labels.gather(1, places) > 0
-        positive = (filled & found)[..., None]
+        is_object = labels.gather(1, places) > 0
+        positive = (filled & is_object)[..., None]
         wanted = encode(
             truth.boxes[matched.gather(1, places)].view(-1, 4),
             anchors[places].view(-1, 4),
@@ -340,7 +340,7 @@ def anchor_losses(
     count = filled.sum()
     # of every place, and masked below: only the device knows how many are filled
     entropy = functional.binary_cross_entropy_with_logits(
-        logits.gather(1, places), found.to(logits.dtype), reduction="none"
+        logits.gather(1, places), is_object.to(logits.dtype), reduction="none"
     )
     near = deltas.gather(1, places[..., None].expand(-1, -1, 4))
     offsets = functional.smooth_l1_loss(
@@ -382,7 +382,7 @@ def region_losses(
         boxes, image, labels, which = (one[rows] for one in flat)
     else:
         boxes, image, labels, which = flat
-    found = box_losses(
+    head_losses = box_losses(
         heads,
         pooled(heads.box_roi_pool, features, boxes, image, labels >= 0, sizes),
         boxes,
@@ -398,28 +398,30 @@ def region_losses(
         boxes_of = boxes.split(objects)
         which_of = which.split(objects)
     if heads.has_mask():
-        there = pooled(heads.mask_roi_pool, features, boxes, image, labels > 0, sizes)
+        features_at = pooled(
+            heads.mask_roi_pool, features, boxes, image, labels > 0, sizes
+        )
         masks = [one["masks"] for one in targets]
         kinds = [one["labels"] for one in targets]
-        found["loss_mask"] = maskrcnn_loss(
-            heads.mask_predictor(heads.mask_head(there)),
+        head_losses["loss_mask"] = maskrcnn_loss(
+            heads.mask_predictor(heads.mask_head(features_at)),
             boxes_of,
             masks,
             kinds,
             which_of,
         )
     if heads.has_keypoint():
-        there = pooled(
+        features_at = pooled(
             heads.keypoint_roi_pool, features, boxes, image, labels > 0, sizes
         )
         points = [one["keypoints"] for one in targets]
-        found["loss_keypoint"] = keypointrcnn_loss(
-            heads.keypoint_predictor(heads.keypoint_head(there)),
+        head_losses["loss_keypoint"] = keypointrcnn_loss(
+            heads.keypoint_predictor(heads.keypoint_head(features_at)),
             boxes_of,
             points,
             which_of,
         )
-    return found
+    return head_losses
 
 
 def box_losses(
@@ -474,10 +476,10 @@ def pooled(
     owner = image.to(boxes.dtype)[:, None]
     parts: list[torch.Tensor] = []
     for level, (one, scale) in enumerate(zip(maps, pool.scales, strict=True)):
-        there = torch.cat(
+        rois = torch.cat(
             [owner, torch.where((levels == level)[:, None], boxes, NOWHERE)], 1
         )
-        part = roi_align(one, there, pool.output_size, scale, pool.sampling_ratio).to(
+        part = roi_align(one, rois, pool.output_size, scale, pool.sampling_ratio).to(
             maps[0].dtype
         )
         # all but one of a region's are 0; two live at a time

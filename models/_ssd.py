@@ -104,25 +104,25 @@ def losses(
 
 
 def match(
-    defaults: torch.Tensor, boxes: torch.Tensor, there: torch.Tensor, threshold: float
+    defaults: torch.Tensor, boxes: torch.Tensor, present: torch.Tensor, threshold: float
 ) -> torch.Tensor:
     """Return, int64 [B, A], for each default box the place of what it is to find among the `boxes` [B, N, 4]
-    of its image, of which those that are `there`, bool [B, N], count; N for nothing.
+    of its image, of which those that are `present`, bool [B, N], count; N for nothing.
 
     A default box finds the box it overlaps most, from an IoU of `threshold` on; and whatever it overlaps, it
     finds the box that overlaps no other more. Of equal IoUs the first counts; but of several boxes whose best
     default box is the same, the last one gets it, as torchvision's assignment in order has it on a CPU. On a CUDA
     device a kernel looks at the boxes that are there alone.
     """
-    places = there.shape[1]
+    places = present.shape[1]
     if has_kernels(boxes.device):
         from saturate.models import _match_kernel  # with Triton
 
-        matched, best = _match_kernel.match(defaults, boxes, there, threshold)
+        matched, best = _match_kernel.match(defaults, boxes, present, threshold)
     else:
         # without area, and so below any threshold
-        boxes = boxes.masked_fill(~there[..., None], 0.0)
-        best = torch.zeros_like(there, dtype=torch.int64)
+        boxes = boxes.masked_fill(~present[..., None], 0.0)
+        best = torch.zeros_like(present, dtype=torch.int64)
         matched = best.new_full((len(boxes), len(defaults)), places)
         at_once = max(1, CHUNK_BYTES // (4 * len(defaults) * max(1, places)))
         for first in range(0, len(boxes) if places else 0, at_once):
@@ -133,7 +133,7 @@ def match(
             matched[chunk] = torch.where(most >= threshold, which, places)
             best[chunk] = overlap.max(2).indices
     # the best default box of each box, whatever its overlap: else a small box would be found by none
-    number = torch.arange(places, device=boxes.device).where(there, -1)
+    number = torch.arange(places, device=boxes.device).where(present, -1)
     forced = torch.full_like(matched, -1).scatter_reduce_(1, best, number, "amax")
     return torch.where(forced >= 0, forced, matched)
 
@@ -225,7 +225,7 @@ def detections(
     regression = outputs["bbox_regression"]
     scores = functional.softmax(outputs["cls_logits"], -1)
     at_once = max(1, CHUNK_BYTES // (4 * scores[0].numel()))
-    found = []
+    results = []
     for first in range(0, len(sizes), at_once):
         chunk = slice(first, first + at_once)
         # axes: images, classes but the background, candidates
@@ -249,27 +249,27 @@ def detections(
             boxes.device,
         )
         boxes = torch.minimum(boxes.clamp(min=0), limits.view(-1, 1, 1, 4))
-        kept = survivors(
+        surviving = survivors(
             boxes.flatten(0, 1),
             (best > stock.score_thresh).flatten(0, 1),
             stock.nms_thresh,
         ).view_as(best)
         # axes: images, classes x candidates; what was suppressed comes last
         ranked = (
-            best.masked_fill(~kept, -1)
+            best.masked_fill(~surviving, -1)
             .flatten(1)
             .sort(dim=1, descending=True, stable=True)
         )
         for row, count in enumerate(
-            kept.sum((1, 2)).clamp(max=stock.detections_per_img).tolist()
+            surviving.sum((1, 2)).clamp(max=stock.detections_per_img).tolist()
         ):
             which = ranked.indices[row, :count]
             score = ranked.values[row, :count]
-            found.append(
+            results.append(
                 {
                     "boxes": boxes[row].flatten(0, 1)[which],
                     "scores": score,
                     "labels": which // best.shape[2] + 1,
                 }
             )
-    return found
+    return results

@@ -47,7 +47,9 @@ class Weights:
     meant: str = ""  # the key of the network that the file is of, where it says so
     classes: tuple[str, ...] = ()  # of its outputs, where the file names them
 
-    def of(self, own: Collection[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    def tensors_for(
+        self, own: Collection[str]
+    ) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Return the tensors of the network with these `own` names, and lines for the user.
 
         Where several networks of the file have as many of the names, an average goes before the network
@@ -194,14 +196,14 @@ def _tensors(
 
 def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
     """Return the weights in a file, or torchvision's of that name. Raises Unusable."""
-    said = f"{flag} {name}"
+    origin = f"{flag} {name}"
     if os.path.exists(name):
-        return read_file(Path(name), said)
+        return read_file(Path(name), origin)
     published = published_weights(arch)
     if name not in published:
         known = ", ".join(published) or "none"
         raise Unusable(
-            f"{said}: no such file, and torchvision's weights of {arch} are {known}; "
+            f"{origin}: no such file, and torchvision's weights of {arch} are {known}; "
             "without the flag the network begins untrained"
         )
     try:
@@ -209,10 +211,10 @@ def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
         url = published[name].url
         raise Unusable(
-            f"{said} cannot be downloaded from {url} ({error}): "
+            f"{origin} cannot be downloaded from {url} ({error}): "
             "fetch it where there is a network, and give its path as --weights"
         ) from None
-    return Weights(tensors=dict(_tensors(state)), flag=said)
+    return Weights(tensors=dict(_tensors(state)), flag=origin)
 
 
 def load(module: nn.Module, arch: str, name: str) -> Loaded:
@@ -244,7 +246,7 @@ def fill(
     missing, is too much, or has another shape and its name does not begin as one of the heads'.
     """
     own = module.state_dict()
-    state, notes = weights.of(own)
+    state, notes = weights.tensors_for(own)
     other = [
         name
         for name, value in state.items()
@@ -258,8 +260,8 @@ def fill(
     fitting = OrderedDict((name, state[name]) for name in state if name not in other)
     reason = ""
     if wrong:
-        there, here = _kind(state[wrong[0]]), _kind(own[wrong[0]])
-        reason = f"'{wrong[0]}' is {there} there, {here} here"
+        theirs, ours = _kind(state[wrong[0]]), _kind(own[wrong[0]])
+        reason = f"'{wrong[0]}' is {theirs} there, {ours} here"
         if "pos" in wrong[0] and state[wrong[0]].ndim == own[wrong[0]].ndim:
             # of a ViT one for each patch
             reason += "; it follows the size of the images: --image-size N, that of their training"
@@ -286,10 +288,10 @@ def fill(
                 anew=other, notes=notes, classes=() if other else weights.classes
             )
         reason = f"of {len(odd)} tensors, as '{odd[0]}', one side has none"
-    of = ""
+    source = ""
     if weights.arch and weights.arch != arch:
-        of = f", and is of '{weights.arch}'"
-    raise Unusable(f"{weights.flag} does not fit --arch {arch}{of}: {reason}")
+        source = f", and is of '{weights.arch}'"
+    raise Unusable(f"{weights.flag} does not fit --arch {arch}{source}: {reason}")
 
 
 def _suits(value: torch.Tensor, own: torch.Tensor) -> bool:
@@ -323,5 +325,5 @@ def published(arch: str, weights: str) -> Any:
 
 def categories(arch: str, weights: str) -> tuple[str, ...]:
     """Return the names of the outputs of torchvision's weights; () for any other file."""
-    found = published(arch, weights)
-    return () if found is None else tuple(found.meta["categories"])
+    entry = published(arch, weights)
+    return () if entry is None else tuple(entry.meta["categories"])

@@ -141,7 +141,7 @@ class Detector(nn.Module):
         for place, (height, width) in enumerate(sizes):
             own = -(-height // STRIDE) * STRIDE, -(-width // STRIDE) * STRIDE
             canvases.setdefault(own, []).append(place)
-        found: dict[int, dict[str, torch.Tensor]] = {}
+        results: dict[int, dict[str, torch.Tensor]] = {}
         for (height, width), places in canvases.items():
             alike = images
             if len(canvases) > 1:
@@ -149,8 +149,8 @@ class Detector(nn.Module):
             answers = self._detections(
                 alike[:, :, :height, :width], [sizes[place] for place in places]
             )
-            found |= zip(places, answers, strict=True)
-        return [found[place] for place in range(len(sizes))]
+            results |= zip(places, answers, strict=True)
+        return [results[place] for place in range(len(sizes))]
 
     def _outputs(
         self,
@@ -172,12 +172,12 @@ class Detector(nn.Module):
     ) -> list[dict[str, torch.Tensor]]:
         """Return what is detected in images that are not padded beyond their own canvas."""
         outputs = self._outputs(images, sizes, None)
-        for found, finite in zip(
+        for output, finite in zip(
             outputs, self._finite.take(len(sizes), images.device), strict=True
         ):
-            found["finite"] = finite
-            if "masks" in found:
-                found["masks"] = found["masks"].float()
+            output["finite"] = finite
+            if "masks" in output:
+                output["masks"] = output["masks"].float()
         return list(outputs)
 
 
@@ -360,7 +360,7 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
     classifier = _backbone(arch)
     own = stock.state_dict()
     trunk = _trunk(stock, arch)
-    state, notes = read(classifier, name, flag=flag).of(trunk)
+    state, notes = read(classifier, name, flag=flag).tensors_for(trunk)
     fitting = {}
     for theirs, ours in trunk.items():
         if theirs not in state or state[theirs].shape != own[ours].shape:

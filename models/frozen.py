@@ -16,13 +16,13 @@ def freeze(module: nn.Module, pattern: str) -> str:
     that is none, that matches nothing, or everything.
     """
     try:
-        found = re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         raise Unusable(
             f"--freeze '{pattern}' is no regular expression: {error}"
         ) from None
     names = [name for name, _ in module.named_parameters()]
-    frozen = [name for name in names if found.match(name)]
+    frozen = [name for name in names if compiled.match(name)]
     if not frozen or len(frozen) == len(names):
         which = "all" if frozen else "none"
         raise Unusable(
@@ -30,7 +30,9 @@ def freeze(module: nn.Module, pattern: str) -> str:
             f"{names[-1]}"
         )
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and found.match(name) is None)
+        parameter.requires_grad_(
+            parameter.requires_grad and compiled.match(name) is None
+        )
     for layer in module.modules():
         own = list(layer.parameters(recurse=False))
         trained = any(parameter.requires_grad for parameter in own)

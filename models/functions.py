@@ -70,15 +70,15 @@ def function(arch: str) -> Callable[..., Any]:
     Raises Unusable.
     """
     try:
-        found = imported(arch)
+        target = imported(arch)
     except (ImportError, AttributeError, ValueError) as error:
         form = "package.module:function, in a package on PYTHONPATH or in this folder"
         raise Unusable(
             f"--arch {arch} cannot be imported ({error}); it is {form}"
         ) from None
-    if not callable(found):
+    if not callable(target):
         raise Unusable(
-            f"--arch {arch} is a {type(found).__name__}, and no function that returns a network"
+            f"--arch {arch} is a {type(target).__name__}, and no function that returns a network"
         )
-    made: Callable[..., Any] = found
+    made: Callable[..., Any] = target
     return made

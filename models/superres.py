@@ -63,8 +63,8 @@ class _OfLuma(nn.Module):
             y = enlarged(y, self._enlarge)
         y = functional.pad(y, [self._margin] * 4, mode="replicate")
         weight: torch.Tensor = next(self.body.parameters())
-        found: torch.Tensor = self.body(y.to(weight.dtype))
-        return found
+        output: torch.Tensor = self.body(y.to(weight.dtype))
+        return output
 
 
 def _srcnn(scale: int, *, middle: int = 1) -> nn.Module:
@@ -131,8 +131,8 @@ class Edsr(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         mean: torch.Tensor = self.get_buffer("mean")
         x = self.head((255 * (images - mean)).to(self.head.weight.dtype))
-        found: torch.Tensor = self.tail(x + self.body(x))
-        return found.float() / 255 + mean.float()
+        output: torch.Tensor = self.tail(x + self.body(x))
+        return output.float() / 255 + mean.float()
 
 
 def _upsampling(scale: int, width: int) -> list[nn.Module]:

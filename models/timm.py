@@ -43,23 +43,25 @@ def native(arch: str, weights: str | None = None) -> Native:
     published = _config(arch, weights)
     from timm.data import resolve_data_config
 
-    found, tested = (
+    config, tested = (
         resolve_data_config(pretrained_cfg=published, use_test_size=use_test_size)
         for use_test_size in (False, True)
     )
     # a file may have been trained at any size: it is evaluated as it would be validated
     own = weights is not None and os.path.exists(weights)
-    window = found["crop_mode"]
+    window = config["crop_mode"]
     if window == "squash":
         window = (
-            "stretch" if found["crop_pct"] == 1 else f"squash at {found['crop_pct']:g}"
+            "stretch"
+            if config["crop_pct"] == 1
+            else f"squash at {config['crop_pct']:g}"
         )
     return Native(
-        int(found["input_size"][-1]),
-        tuple(found["mean"]),
-        tuple(found["std"]),
-        crop_share=found["crop_pct"],
-        interpolation=found["interpolation"],
+        int(config["input_size"][-1]),
+        tuple(config["mean"]),
+        tuple(config["std"]),
+        crop_share=config["crop_pct"],
+        interpolation=config["interpolation"],
         window=window,
         tested=None if own else (int(tested["input_size"][-1]), tested["crop_pct"]),
     )
@@ -78,11 +80,11 @@ def build(
     `weights` is a file, a tag of timm's published weights, or DEFAULT. Raises Unusable, also when the network
     cannot train on batches of this shape.
     """
-    found = _config(arch, weights)
+    config = _config(arch, weights)
     options: dict[str, Any] = {"num_classes": classes}
     if stochastic_depth is not None:
         options["drop_path_rate"] = stochastic_depth
-    sized = {"img_size": shape[-1]} if found.get("fixed_input_size") else {}
+    sized = {"img_size": shape[-1]} if config.get("fixed_input_size") else {}
     options |= sized
     name = arch.removeprefix(PREFIX).partition(".")[0]
     asked = ", ".join(f"{option}={value}" for option, value in options.items())
@@ -96,7 +98,7 @@ def build(
         dry_run(module, shape)
     if not weights:
         return module, Loaded()
-    heads = found.get("classifier") or ()
+    heads = config.get("classifier") or ()
     heads = (heads,) if isinstance(heads, str) else heads
     return module, fill(
         module,
@@ -150,20 +152,20 @@ def _config(arch: str, weights: str | None) -> dict[str, Any]:
     _timm()
     from timm.models import get_pretrained_cfg
 
-    found = get_pretrained_cfg(_tagged(arch, weights))
-    return dict(found.to_dict()) if found else {}
+    config = get_pretrained_cfg(_tagged(arch, weights))
+    return dict(config.to_dict()) if config else {}
 
 
 def _read(arch: str, weights: str, sized: dict[str, int]) -> Weights:
     """Return the weights in a file, or timm's published ones of that tag, which timm resizes. Raises Unusable."""
-    said = f"--weights {weights}"
+    origin = f"--weights {weights}"
     if os.path.exists(weights):
-        return read_file(Path(weights), said)
+        return read_file(Path(weights), origin)
     known = _tags(arch)
     if weights not in (*known, "DEFAULT") or not known:
         listed = ", ".join(known) or "none"
         raise Unusable(
-            f"{said}: no such file, and timm's weights of {arch} are {listed}"
+            f"{origin}: no such file, and timm's weights of {arch} are {listed}"
         )
     try:
         published = _timm().create_model(
@@ -171,6 +173,6 @@ def _read(arch: str, weights: str, sized: dict[str, int]) -> Weights:
         )
     except Exception as error:  # whatever its hub, its mirror or the disk raise
         raise Unusable(
-            f"{said} cannot be downloaded by timm ({first_line(error)}); or name a file"
+            f"{origin} cannot be downloaded by timm ({first_line(error)}); or name a file"
         ) from None
-    return Weights(tensors=published.state_dict(), flag=said)
+    return Weights(tensors=published.state_dict(), flag=origin)

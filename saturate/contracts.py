@@ -691,7 +691,7 @@ class Figure:
     # "%": a share in [0, 1], printed in percent; any other stands behind the number; "" = none
     unit: str = ""
     # in the console's line after a validation
-    said: Literal["always", "unless zero", "never"] = "always"
+    shown: Literal["always", "unless zero", "never"] = "always"
     chart: str = ""  # of TensorBoard's CUSTOM SCALARS page: figures with the same one share it; "" = none
     larger_is_better: bool = True  # asked of the figure that picks best.pt
 

@@ -77,7 +77,7 @@ class Picture(NamedTuple):
     has_ground: bool = True
 
 
-def said(name: str) -> str:
+def printed(name: str) -> str:
     """Return what the commands of a name have printed, which are run where they were not."""
     path = SAID / f"{name}.txt"
     if not path.exists():
@@ -100,7 +100,7 @@ def said(name: str) -> str:
 
 def terminal(name: str, pattern: str, dark: bool) -> Drawn:
     """Draw what the commands of a name have printed and a pattern finds; if it begins with ".", behind the commands."""
-    shown = Text(re.findall(pattern, said(name), re.MULTILINE | re.DOTALL)[0])
+    shown = Text(re.findall(pattern, printed(name), re.MULTILINE | re.DOTALL)[0])
     if pattern.startswith("."):
         shown = Text.assemble((f"$ {RUNS[name]}\n", "bold"), shown)
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
@@ -286,7 +286,7 @@ PICTURES = {
 
 if __name__ == "__main__":
     for run in RUNS:
-        said(run)
+        printed(run)
     for name in sys.argv[1:] or PICTURES:
         picture = PICTURES[name]
         stem, suffix = os.path.splitext(name)

@@ -77,7 +77,7 @@ def page() -> str:
             ]
             if default:
                 facts.append(f"default: `{default}`")
-            facts += [f"{title}: {said}" for title, said in _scope(name)]
+            facts += [f"{title}: {value}" for title, value in _scope(name)]
             if others := elsewhere[flag]:
                 facts.append(f"elsewhere: {', '.join(f'`{one}`' for one in others)}")
             if places := used[flag][:USES]:
@@ -101,16 +101,16 @@ def _scope(name: str) -> Iterator[tuple[str, str]]:
 
 def _elsewhere() -> dict[str, list[str]]:
     """Return the names that other programs have for a flag of ours, by its name."""
-    found = defaultdict(list)
+    names = defaultdict(list)
     for name, ours in OURS.items():
         if name.replace("_", "-") != (flag := ours.split()[0].lstrip("-").rstrip(",")):
-            found[flag].append(name.replace("-", "_") if "-" in name else name)
-    return found
+            names[flag].append(name.replace("-", "_") if "-" in name else name)
+    return names
 
 
 def _uses() -> dict[str, list[str]]:
     """Return links to the pages, and names of the presets, that use a flag, by its name."""
-    found = defaultdict(list)
+    uses = defaultdict(list)
     pages = sorted((ROOT / "docs").glob("*.md"))
     for path in [
         path
@@ -119,18 +119,18 @@ def _uses() -> dict[str, list[str]]:
     ]:
         text = path.read_text(encoding="utf-8")
         for flag in dict.fromkeys(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", text)):
-            found[flag].append(f"[{path.stem}]({path.name})")
+            uses[flag].append(f"[{path.stem}]({path.name})")
     for path in sorted((ROOT / "configs").rglob("*.yaml")):
         for name in re.findall(
             r"^(\w+):", path.read_text(encoding="utf-8"), re.MULTILINE
         ):
-            found[name.replace("_", "-")].append(f"`{path.relative_to(ROOT)}`")
-    return found
+            uses[name.replace("_", "-")].append(f"`{path.relative_to(ROOT)}`")
+    return uses
 
 
 def _given() -> dict[str, list[list[str]]]:
     """Return the values that are given to a flag: by OWN, commands of train.py, other code of pages, presets."""
-    found = defaultdict(list, {flag: [[value]] for flag, value in OWN.items()})
+    given = defaultdict(list, {flag: [[value]] for flag, value in OWN.items()})
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
     # a use ends where a line, inline code or a command does, and at a comment
     parts = [
@@ -144,15 +144,15 @@ def _given() -> dict[str, list[list[str]]]:
     for part in sorted(parts, key=lambda part: "train.py" not in part):
         for use in re.split(r"(?:^|\s)--(?=[a-z])", part)[1:]:
             flag, *words = use.split()
-            found[flag] += [words, words[:1]]
+            given[flag] += [words, words[:1]]
     for path in sorted((ROOT / "configs").rglob("*.yaml")):
         preset = yaml.safe_load(path.read_text(encoding="utf-8"))
         for name, value in preset.items() if isinstance(preset, dict) else ():
             words = value if isinstance(value, list) else [value]
-            found[name.replace("_", "-")].append(
+            given[name.replace("_", "-")].append(
                 [json.dumps(word).strip('"') for word in words]
             )
-    return found
+    return given
 
 
 def _fits(cls: type[Settings], name: str, words: list[str]) -> bool:

@@ -168,19 +168,19 @@ class DaliFed(Staging[ImageColumns]):
     def _repeated(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         with closing(self._prepared(rows)) as prepared:
             # workers write their memory anew
-            kept = [
+            saved = [
                 replace(batch, data=[piece.copy() for piece in batch.data])
                 for batch in islice(prepared, REPEATED)
             ]
-        yield from cycle(kept)
+        yield from cycle(saved)
 
     def _prepared(self, rows: Sequence[Rows]) -> Generator[Prepared]:
         for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):
             data: list[Array] = []
             failed: list[int] = []
             for part, (begins, its_failed, spilled) in enumerate(parts):
-                its = slot[part * self._workers.part_bytes :]
-                pieces = [its[a:b] for a, b in pairwise(begins.tolist())]
+                buffer = slot[part * self._workers.part_bytes :]
+                pieces = [buffer[a:b] for a, b in pairwise(begins.tolist())]
                 for i, piece in spilled.items():
                     pieces[i] = np.frombuffer(piece, np.uint8)
                 data += pieces

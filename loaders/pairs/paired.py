@@ -117,8 +117,8 @@ class _Beside(Stager):
     def __init__(self, feed: Feed[Pairs], other: Stager, *, scale: int) -> None:
         super().__init__(feed, scale=scale)
         self.stream = other.stream
-        for own, its in zip(self._slots, other._slots, strict=True):
-            own.done = its.done
+        for own, theirs in zip(self._slots, other._slots, strict=True):
+            own.done = theirs.done
 
 
 def small_and_large(slot: Array, rows: Rows, scale: int) -> tuple[Array, Array]:

@@ -101,7 +101,7 @@ class Pool:
         """
         with self._lock:
             self._next_unit = None
-            while self._running and not self._stop.said:
+            while self._running and not self._stop.is_set:
                 self._none_runs.wait(LOOK_S)
             self._free = deque(range(len(self.slots)))
             self._next_unit = next_unit
@@ -117,7 +117,7 @@ class Pool:
                 self._next_unit is not None
                 and self._running < self._limit
                 and self._free
-                and not self._stop.said
+                and not self._stop.is_set
             ):
                 if (task := self._next_unit()) is None:
                     return
@@ -138,7 +138,7 @@ class Pool:
         will come to it any more because all were told to end.
         """
         # looks every LOOK_S: once the workers have ended, nobody answers a unit that none of them was given
-        while not wait([unit.done], LOOK_S).done and not self._stop.said:
+        while not wait([unit.done], LOOK_S).done and not self._stop.is_set:
             pass
         if unit.done.done():
             return unit.done.result()
@@ -169,7 +169,7 @@ class Pool:
         """Tell all to end, and return the error that whoever waits is to meet."""
         if self._error is None:
             ended = None
-            if isinstance(error, BrokenExecutor) and not self._stop.said:
+            if isinstance(error, BrokenExecutor) and not self._stop.is_set:
                 # at once: the executor ends the other workers next, and then it is unknown which one died first
                 ended = first_ended(self._processes)
             if ended is not None:

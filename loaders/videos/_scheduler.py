@@ -183,9 +183,9 @@ class Deal:
             return False
         rows = self._rows[self._next]
         units = [
-            Unit(its, bool(self._able[rows.ids[its[0]]]))
-            for its in clips(rows, self._views)
-            if rows.valid[its[0]]
+            Unit(clip, bool(self._able[rows.ids[clip[0]]]))
+            for clip in clips(rows, self._views)
+            if rows.valid[clip[0]]
         ]
         self._next += 1
         self._opened.append((rows, units))

@@ -73,8 +73,8 @@ class Filling:
                 where = [
                     (i, t)
                     for i, frame in enumerate(stacked)
-                    for its, t in shown[frame]
-                    if its == place
+                    for owner, t in shown[frame]
+                    if owner == place
                 ]
                 for i, t, count in runs(where):
                     out[place, t : t + count, top:bottom, left:right] = levels[
@@ -131,9 +131,9 @@ def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 def loader(feed: Feed[Videos], codec: Codec, *, beside: bool = False) -> MixedLoader:
     """Return the loader that decodes with PyNvVideoCodec, or with what stands for it."""
     gpu = feed.device.index or 0
-    there = set(np.unique(feed.columns.codec[:]).tolist())
+    present = set(np.unique(feed.columns.codec[:]).tolist())
     caps = capabilities(
-        codec, gpu, [name for name in NAMES if CODECS.index(name) in there]
+        codec, gpu, [name for name in NAMES if CODECS.index(name) in present]
     ) or capabilities(codec, gpu)
     engines = max([cap.engines for cap in caps.values()], default=0)
     if not engines:

@@ -326,9 +326,9 @@ def _values(
     """Return float64 [B, slots], what each transform is given; 0 where it takes nothing."""
     values = np.zeros(which.shape)
     for name, scale in space.items():
-        its = which == NAMES.index(name)
+        selected = which == NAMES.index(name)
         if scale is not None:
-            values[its] = scale(strengths[its], negative[its], side)
+            values[selected] = scale(strengths[selected], negative[selected], side)
     return values
 
 
@@ -341,11 +341,11 @@ def transformed(
     """
     out = np.zeros((*which.shape, WIDTH), np.float32)
     for place, (operation, take) in enumerate(TRANSFORMS.values()):
-        its = which == place
-        if operation is not None and its.any():
-            numbers = take(values[its], side)
-            out[its, 0] = operation
-            out[its, 1 : 1 + numbers.shape[1]] = numbers
+        selected = which == place
+        if operation is not None and selected.any():
+            numbers = take(values[selected], side)
+            out[selected, 0] = operation
+            out[selected, 1 : 1 + numbers.shape[1]] = numbers
             if operation == Op.AFFINE:
-                out[its, 7:11] = (1.0, *fill)
+                out[selected, 7:11] = (1.0, *fill)
     return out

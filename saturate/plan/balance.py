@@ -23,7 +23,7 @@ class Balance:
     most: int  # how often a sample comes in an epoch, at most
 
     @staticmethod
-    def of(labels: Array) -> Balance:
+    def from_labels(labels: Array) -> Balance:
         """Return the balance of the samples' labels."""
         counts = np.bincount(labels)
         counts = counts[counts > 0]

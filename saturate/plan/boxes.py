@@ -332,6 +332,6 @@ def padding(batches: Sequence[Rows]) -> float:
     They lie beside the outputs on their canvas, and within them beside `places`.
     """
     sides = [rows.placed[:, 2:] - rows.placed[:, :2] for rows in batches]
-    covered = sum(int(of.prod(axis=1).sum()) for of in sides)
+    covered = sum(int(sizes.prod(axis=1).sum()) for sizes in sides)
     whole = sum(len(rows) * rows.padded[0] * rows.padded[1] for rows in batches)
     return 1 - covered / whole if whole else 0.0

@@ -69,9 +69,10 @@ def cut(rows: Rows, size: int) -> list[Rows]:
     cuts = (slice(begin, begin + size) for begin in range(0, len(rows), size))
     return [
         Rows(
-            **{name: column[its] for name, column in arrays.items()}, canvas=rows.canvas
+            **{name: column[span] for name, column in arrays.items()},
+            canvas=rows.canvas,
         )
-        for its in cuts
+        for span in cuts
     ]
 
 
@@ -84,9 +85,11 @@ class Bundled:
     def __init__(self, plan: Plan, count: int) -> None:
         self.plan = plan
         self.count = count
-        its = plan.batches
-        same_images = max(its.same_images // count, 1)
-        self.batches = replace(its, rows=its.rows * count, same_images=same_images)
+        batches = plan.batches
+        same_images = max(batches.same_images // count, 1)
+        self.batches = replace(
+            batches, rows=batches.rows * count, same_images=same_images
+        )
         self.samples = plan.samples
         self.views = plan.views
         self.global_batch_size = plan.global_batch_size

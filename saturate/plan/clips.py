@@ -218,11 +218,13 @@ class ClipPlan(EpochPlan):
             for sample, begin, length in zip(ids, first, frames, strict=True)
         ]
         timed = list(zip(pts, steps, strict=True))
-        last = np.array([last_start_in_time(its, count, step) for its, step in timed])
+        last = np.array(
+            [last_start_in_time(times, count, step) for times, step in timed]
+        )
         starts = self._starts(epoch, drawn, clip, last)
         picked = [
-            by_time(its, start, count, step)
-            for (its, step), start in zip(timed, starts, strict=True)
+            by_time(times, start, count, step)
+            for (times, step), start in zip(timed, starts, strict=True)
         ]
         return first[:, None] + np.stack(picked)
 

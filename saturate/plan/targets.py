@@ -71,16 +71,16 @@ def packed(
     whole = geometry.boxes_to_output(rows, which, boxes)
     # in fp32 before it is asked for its area: rounding may take that
     boxes = geometry.clipped(whole, heights, widths).astype(np.float32)
-    kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    valid = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     if centred:
         middle = (whole[:, :2] + whole[:, 2:]) / 2
-        kept &= ((middle > 0) & (middle < rows.sizes[which, ::-1])).all(axis=1)
-    annotations, which = annotations[kept], which[kept]
+        valid &= ((middle > 0) & (middle < rows.sizes[which, ::-1])).all(axis=1)
+    annotations, which = annotations[valid], which[valid]
     targets = {
         "offsets": np.concatenate(
             [[0], np.cumsum(np.bincount(which, minlength=len(rows)))]
         ).astype(np.int64),
-        "boxes": boxes[kept],
+        "boxes": boxes[valid],
         "labels": np.asarray(columns.class_of)[columns.category[annotations]].astype(
             np.int64
         ),
@@ -97,11 +97,11 @@ def padded(targets: dict[str, Array], places: int) -> dict[str, Array]:
 
     The label of a place without a box is IGNORE. Raises ValueError where a row has more boxes than places.
     """
-    there = np.arange(places) < np.diff(targets["offsets"])[:, None]
-    boxes = np.zeros((*there.shape, 4), np.float32)
-    boxes[there] = targets["boxes"]
-    labels = np.full(there.shape, IGNORE)
-    labels[there] = targets["labels"]
+    filled = np.arange(places) < np.diff(targets["offsets"])[:, None]
+    boxes = np.zeros((*filled.shape, 4), np.float32)
+    boxes[filled] = targets["boxes"]
+    labels = np.full(filled.shape, IGNORE)
+    labels[filled] = targets["labels"]
     return {"boxes": boxes, "labels": labels}
 
 

@@ -63,13 +63,13 @@ class Cause(NamedTuple):
 
     def line(self, value: object, summary: Summary) -> str:
         """Say the fact, and what the remedy is worth; "" where that is known to be little."""
-        said = self.says(value, summary)
+        text = self.says(value, summary)
         worth = f"{self.remedy}: not known"
         for one in summary.get("what_if") or []:
             if one["what"] == self.remedy:
                 worth = _predicted(one, summary)
-                said = said if one["gain"] > WORTH else ""
-        return said and f"{said}; {worth}"
+                text = text if one["gain"] > WORTH else ""
+        return text and f"{text}; {worth}"
 
 
 def _predicted(one: Mapping[str, Any], summary: Summary) -> str:
@@ -126,8 +126,8 @@ FILES = (SMALLER, BASELINE, LIKE_OTHERS)
 def first_of(causes: Sequence[Cause], summary: Summary) -> str:
     """Say the first of these that may be worth its while; "" where there is none."""
     for cause in causes:
-        if said := cause.line(look_up(summary, cause.key), summary):
-            return f"{said[0].upper()}{said[1:]}."
+        if text := cause.line(look_up(summary, cause.key), summary):
+            return f"{text[0].upper()}{text[1:]}."
     return ""
 
 
@@ -143,8 +143,8 @@ def advice(summary: Summary) -> str:
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):
         return "Train for longer: a window of the rate is at least 2 s and starts after the warm-up."
     # before all that is told of figures which were measured beside them
-    if said := first_of(NEIGHBOURS, summary):
-        return said
+    if text := first_of(NEIGHBOURS, summary):
+        return text
     if too_high(summary.get("efficiency")):
         return (
             "Measure again: the rate is above its own ceiling, so one of the two is wrong (another load on the "
@@ -175,8 +175,8 @@ def advice(summary: Summary) -> str:
         return OF_A_STEP[stage]
     if bound == "compute":
         return "The step is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
-    if side != "step" and (said := first_of(FILES, summary)):
-        return said
+    if side != "step" and (text := first_of(FILES, summary)):
+        return text
     if bound == "storage":
         return (
             "The storage is the limit: --read-threads or more --workers put more reads in flight, --cache-dir "

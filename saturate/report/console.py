@@ -96,7 +96,7 @@ class Bar:
         """Return the percentage that is done; "" while the total is not known."""
         return f"{self.samples / self.total:4.0%}" if self.total else ""
 
-    def said(self, *, ended: bool) -> tuple[str, list[str]]:
+    def summary(self, *, ended: bool) -> tuple[str, list[str]]:
         """Return the title, and what is known of rate, loss, data wait and time left, the first the most important;
         once ended the mean rate and the time that was taken.
 
@@ -214,10 +214,10 @@ class Console:
         def show(bar: Bar, ended: bool) -> None:
             if self._quiet or (ended and not stays):
                 return
-            title, words = bar.said(ended=ended)
+            title, words = bar.summary(ended=ended)
             if not live:
-                of = f"/{bar.total:,}" if bar.total else ""
-                count = f"{bar.samples:,}{of} {bar.item}"
+                total = f"/{bar.total:,}" if bar.total else ""
+                count = f"{bar.samples:,}{total} {bar.item}"
                 columns = [title, bar.share, count, *words]
                 self._print("  ".join(filter(None, columns)))
                 return

@@ -73,16 +73,18 @@ class Line(NamedTuple):
     """
 
     title: str
-    say: str | Callable[[Any, Summary], str]
+    template: str | Callable[[Any, Summary], str]
     missing: str = ""
 
     def text(self, value: object, values: Summary) -> str:
         """Return what it says of a value and a summary."""
         if value is None:
             return self.missing
-        if not isinstance(self.say, str):
-            return self.say(value, values)
-        return self.say.format(value, **(value if isinstance(value, Mapping) else {}))
+        if not isinstance(self.template, str):
+            return self.template(value, values)
+        return self.template.format(
+            value, **(value if isinstance(value, Mapping) else {})
+        )
 
 
 class Fact(NamedTuple):
@@ -108,8 +110,8 @@ class Fact(NamedTuple):
 
     def value(self, values: Summary) -> Any:
         """Return its value; None where it is not known."""
-        found = look_up(values, self.key)
-        return self.of(values) if found is None and self.of else found
+        stored = look_up(values, self.key)
+        return self.of(values) if stored is None and self.of else stored
 
 
 # --- what rows are made of --------------------------------------------------------
@@ -141,10 +143,10 @@ def shares(rate: float, ceilings: Summary) -> dict[str, float]:
 
 def _bound(values: Summary) -> str | None:
     """Return the bound; "storage" for a loader that waits for servers while cores are idle."""
-    found = bound_of(values)[1]
+    bound = bound_of(values)[1]
     busy = look_up(values, "cpu.utilisation")
     waits = values.get("remote") and busy is not None and busy < IDLE
-    return "storage" if waits and found == "loader" else found
+    return "storage" if waits and bound == "loader" else bound
 
 
 def _check(values: Summary) -> str | None:
@@ -158,8 +160,8 @@ def _check(values: Summary) -> str | None:
 def _predicted(values: Summary) -> list[dict[str, Any]]:
     # the loader's ceiling is that of the slowest rank
     if slow := values["slowest_rank"]:
-        its = values[NOW]["ranks"][slow["rank"]]["slowest_rank"]
-        values = {**values, "stages": its["stages"]}
+        slowest = values[NOW]["ranks"][slow["rank"]]["slowest_rank"]
+        values = {**values, "stages": slowest["stages"]}
     return what_if.predictions(values)
 
 
@@ -204,8 +206,8 @@ def clips(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def busiest(of_ranks: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """Return whose GPU others use the most, its `rank`; None where each rank has its own alone."""
-    found = [{"rank": rank, **its} for rank, its in enumerate(of_ranks) if its]
-    return max(found, key=lambda its: its["busy"], default=None)
+    loads = [{"rank": rank, **load} for rank, load in enumerate(of_ranks) if load]
+    return max(loads, key=lambda load: load["busy"], default=None)
 
 
 OF_RANKS: dict[object, str] = {None: "", sum: "sum", mean: "mean"}
@@ -217,19 +219,19 @@ OF_RANKS: dict[object, str] = {None: "", sum: "sum", mean: "mean"}
 def _with_spread(path: str) -> Callable[[float, Summary], str]:
     """Say a rate of the section at `path`, and between which rates of its windows it lies."""
 
-    def say(rate: float, values: Summary) -> str:
+    def rate_text(rate: float, values: Summary) -> str:
         section = look_up(values, path)
-        said = f"{number(rate)} {unit_of(values)}"
+        text = f"{number(rate)} {unit_of(values)}"
         spread = section.get("spread")
         if not spread or section.get("short"):
-            return said
+            return text
         low, high = number(spread["min"]), number(spread["max"])
-        said += f"   ({low} to {high} in {counted(spread['n'], 'window')})"
+        text += f"   ({low} to {high} in {counted(spread['n'], 'window')})"
         cores = CORES_ALONE.says(section.get("other_cores"), values)
         beside = section.get("shared") or cores
-        return f"{said}, beside other programs" if beside else said
+        return f"{text}, beside other programs" if beside else text
 
-    return say
+    return rate_text
 
 
 def _stopped(stop: Mapping[str, int], _: Summary) -> str:
@@ -239,10 +241,10 @@ def _stopped(stop: Mapping[str, int], _: Summary) -> str:
     return f"after epoch {stop['epoch']}: {worse} no better than epoch {best}'s (--patience)"
 
 
-def spent(of: Mapping[str, Any]) -> str:
+def spent(part: Mapping[str, Any]) -> str:
     """Say what a run, or a part of it, takes: time, kWh and dollars, as far as they are known."""
-    kwh, dollars = of["kwh"], of["dollars"]
-    parts = [duration(of["duration_s"])]
+    kwh, dollars = part["kwh"], part["dollars"]
+    parts = [duration(part["duration_s"])]
     parts += [] if kwh is None else [f"{kwh:.3g} kWh"]
     parts += [] if dollars is None else [f"${number(dollars)} of GPUs"]
     return ", ".join(parts)
@@ -273,11 +275,11 @@ def chosen(auto: Mapping[str, Any], values: Summary) -> str:
         "graphs": values.get("graphs_off"),
         "precision": "on a GPU" if look_up(values, "hardware.gpu") else "on a CPU",
     }
-    said = []
+    parts = []
     for name, value in auto.items():
         value = {True: "on", False: "off"}.get(value, value)
-        said.append(f"{name} {value}" + (f" ({why[name]})" if why[name] else ""))
-    return "; ".join(said)
+        parts.append(f"{name} {value}" + (f" ({why[name]})" if why[name] else ""))
+    return "; ".join(parts)
 
 
 def _why_loader(values: Summary) -> str:
@@ -295,8 +297,10 @@ def _why_loader(values: Summary) -> str:
 
 def _binds(binds: Mapping[str, Any], _: Summary) -> str:
     """Say which one stage holds the rate back."""
-    of = {"loader": "the loader's time", "step": "the step", "pause": "the run"}
-    whole = "the steps' time" if binds["stage"] in stages.WAITS else of[binds["side"]]
+    wholes = {"loader": "the loader's time", "step": "the step", "pause": "the run"}
+    whole = (
+        "the steps' time" if binds["stage"] in stages.WAITS else wholes[binds["side"]]
+    )
     return f"{binds['stage']}, {binds['share']:.0%} of {whole}"
 
 
@@ -319,8 +323,8 @@ def _goodput(share: float, values: Summary) -> str:
     rest = {**values["goodput"]["seconds"]}
     steps_s = rest.pop("steps")
     longest = sorted(rest, key=rest.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {duration(rest[name])}" for name in longest)
-    return f"{share:.1%} of {duration(steps_s / share)} (the rest: {told})"
+    text = ", ".join(f"{name} {duration(rest[name])}" for name in longest)
+    return f"{share:.1%} of {duration(steps_s / share)} (the rest: {text})"
 
 
 def _start(parts: Mapping[str, float], _: Summary) -> str:
@@ -328,8 +332,8 @@ def _start(parts: Mapping[str, float], _: Summary) -> str:
     if "first step" not in parts:
         return ""
     longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {parts[name]:.1f} s" for name in longest)
-    return f"after {sum(parts.values()):.1f} s ({told})"
+    text = ", ".join(f"{name} {parts[name]:.1f} s" for name in longest)
+    return f"after {sum(parts.values()):.1f} s ({text})"
 
 
 def _frames(clips: Mapping[str, Any], _: Summary) -> str:
@@ -579,7 +583,7 @@ FACTS = (
     Fact(
         "what_if",
         "rates that are predicted, the largest gain first",
-        line=Line("what if", what_if.told),
+        line=Line("what if", what_if.sentence),
         of=_predicted,
     ),
 )
@@ -636,14 +640,14 @@ def rows(values: Summary, task: Reported) -> list[tuple[str, str]]:
         for name, value in validation.items()
         if name.startswith(EMA)
     }
-    of = look_up(values, "evaluated.of")
+    weights = look_up(values, "evaluated.of")
     lines = [_validated(titled, validation, "network" if average else "")]
     if average:
         lines.append(_validated(titled, average, "average"))
-        if of == "average":
+        if weights == "average":
             lines.reverse()
-        if of:
-            lines.append(("checkpoint is of", WEIGHTS[of]))
+        if weights:
+            lines.append(("checkpoint is of", WEIGHTS[weights]))
     # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
     if look_up(values, "rate.steady") is None and "samples" in validation:
         lines.append((CHOSEN, chosen(values.get("auto") or {}, values)))
@@ -661,18 +665,20 @@ def rows(values: Summary, task: Reported) -> list[tuple[str, str]]:
     return [line for line in lines if line[1]]
 
 
-def _validated(titled: Sequence[Figure], found: Summary, of: str) -> tuple[str, str]:
-    """Return the line of a pass over the validation set, with --ema `of` the network or the average."""
+def _validated(
+    titled: Sequence[Figure], validation: Summary, weights: str
+) -> tuple[str, str]:
+    """Return the line of a pass over the validation set, with --ema `weights` the network or the average."""
     (name, value), *others = [
-        (figure.title, metric(figure, found[figure.name]))
+        (figure.title, metric(figure, validation[figure.name]))
         for figure in titled
-        if figure.name in found
+        if figure.name in validation
     ] or [(titled[0].title, "-")]
     if others:
         value += f"   ({'   '.join(f'{name} {value}' for name, value in others)})"
-    if "samples" in found:
-        value += f"   of {counted(found['samples'], 'sample')}"
-    return f"{name} of {of}" if of else name, value
+    if "samples" in validation:
+        value += f"   of {counted(validation['samples'], 'sample')}"
+    return f"{name} of {weights}" if weights else name, value
 
 
 def table() -> Iterator[str]:

@@ -38,11 +38,11 @@ def overfits(values: Summary) -> dict[str, Any] | None:
     return {"epoch": epoch + 1, "least": least, "last": last}
 
 
-def rises(found: Mapping[str, Any], _: Summary) -> str:
+def rises(losses: Mapping[str, Any], _: Summary) -> str:
     """Say that a network overfits."""
     return (
-        f"the loss of validation rises since epoch {found['epoch']}, {number(found['least'])} to "
-        f"{number(found['last'])}: more images, more augmentation, or --patience"
+        f"the loss of validation rises since epoch {losses['epoch']}, {number(losses['least'])} to "
+        f"{number(losses['last'])}: more images, more augmentation, or --patience"
     )
 
 

@@ -85,8 +85,11 @@ class Meter:
 
     def has_measured(self, seconds: float) -> bool:
         """Whether the windows after the warm-up are enough for a figure, and add up to this many seconds."""
-        kept = self.steady_windows()
-        return len(kept) >= ENOUGH and sum(window.seconds for window in kept) >= seconds
+        windows = self.steady_windows()
+        return (
+            len(windows) >= ENOUGH
+            and sum(window.seconds for window in windows) >= seconds
+        )
 
     def total_samples(self) -> int:
         """Return the valid samples of all ranks since the meter was made."""

@@ -171,14 +171,14 @@ def _locked(folder: Path, patience_s: float) -> Iterator[None]:
 def _check(folder: Path, may_hold: Sequence[str]) -> None:
     """Refuse a folder that cannot be written, or has files of a run beside those that it `may_hold`."""
 
-    def found(patterns: Sequence[str]) -> set[str]:
+    def matching(patterns: Sequence[str]) -> set[str]:
         names = {path.name for one in patterns for path in folder.glob(one)}
         return {name for name in names if not name.startswith(".")}
 
-    if held := sorted(found(LEFT_BY_A_RUN) - found(may_hold)):
-        checkpoints = sorted(found(CHECKPOINTS))
+    if held := sorted(matching(LEFT_BY_A_RUN) - matching(may_hold)):
+        checkpoints = sorted(matching(CHECKPOINTS))
         remedy = "name another folder"
-        if found(["last.pt", "step-*.pt"]) or found(BEGUN).issuperset(held):
+        if matching(["last.pt", "step-*.pt"]) or matching(BEGUN).issuperset(held):
             remedy = f"continue it with --resume auto, or {remedy}"
         elif checkpoints:  # best.pt, or one of --keep-best
             named = f"--resume {folder / checkpoints[0]}"
@@ -203,8 +203,8 @@ def keep_aside(folder: Path) -> None:
         storage.keep_aside(aside, held, [folder / METRICS])
     except OSError as error:
         raise unwritable(folder, error) from None
-    said = f"--output {folder} has no checkpoint, and the run begins anew"
-    storage.say(f"{said}; figures of before are in {aside}")
+    note = f"--output {folder} has no checkpoint, and the run begins anew"
+    storage.notify(f"{note}; figures of before are in {aside}")
 
 
 class Unwritten(UserError):
@@ -278,7 +278,7 @@ class Appender:
         self._write()
         if self._waiting:
             count = counted(len(self._waiting), "piece")
-            storage.say(f"{self.path}: cannot be written, {count} lost")
+            storage.notify(f"{self.path}: cannot be written, {count} lost")
         if self._file >= 0:
             with contextlib.suppress(OSError):  # not every file system can
                 os.fsync(self._file)
@@ -308,9 +308,9 @@ _known: dict[Path, bytes] = {}
 def replace_in_time(path: Path, content: bytes) -> None:
     """Do as `replace`; where the storage fails the file waits in memory for the next of these calls."""
     _waiting[path] = _known[path] = content
-    for each, its in [*_waiting.items()]:
+    for each, pending in [*_waiting.items()]:
         try:
-            replace(each, its) if its else _remove(each)
+            replace(each, pending) if pending else _remove(each)
         except Unwritten as error:
             _say_waits(each.parent, error)
         else:
@@ -329,9 +329,9 @@ def _say_waits(folder: Path, error: OSError | UserError) -> None:
     line = unwritable(folder, error) if isinstance(error, OSError) else error
     if not isinstance(line, Unwritten):
         raise line from None
-    said = str(line).partition(";")[0]
+    reason = str(line).partition(";")[0]
     wait = "training goes on, and what it writes waits in memory"
-    storage.say_once("waits", f"{said}; {wait}")
+    storage.notify_once("waits", f"{reason}; {wait}")
 
 
 def _content(path: Path) -> bytes:
@@ -380,7 +380,7 @@ class Record:
         self.enabled = enabled
         self.lost = False  # whether the storage has not taken a file or a part of one
         # kind and step of the points that are there already
-        self._kept: set[tuple[str, int]] = set()
+        self._recorded: set[tuple[str, int]] = set()
         self._points: Appender | None = None
         # what metrics.jsonl keeps: epoch and figures of each validation, losses since the last, the last of the others
         self.validations: list[tuple[int | None, dict[str, Any]]] = []
@@ -398,7 +398,7 @@ class Record:
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
-        if self._points is not None and (kind, step) not in self._kept:
+        if self._points is not None and (kind, step) not in self._recorded:
             line = {"kind": kind, "step": step, **plain(values)}
             self._points.append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
@@ -468,7 +468,7 @@ class Record:
                 time.sleep(pause_s)
                 replace_in_time(*next(iter(_waiting.items())))
         for path in _waiting:
-            storage.say(f"{path}: cannot be written, and is lost")
+            storage.notify(f"{path}: cannot be written, and is lost")
             self.lost = True
         _waiting.clear()
         if self._points is not None:
@@ -507,7 +507,7 @@ class Record:
                 }
                 self.validations.append((point.get("epoch"), figures))
             if step == resume_step and kind != "attempt":
-                self._kept.add((kind, step))
+                self._recorded.add((kind, step))
         after = b"".join(lines)
         if after != before:
             replace(path, after)

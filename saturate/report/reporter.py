@@ -414,18 +414,18 @@ class Reporter:
         columns = {
             fact.column: self._now.get(fact.key) for fact in facts.FACTS if fact.column
         }
-        found = {name: self._validation.get(name) for name in names}
-        self._record.row(RESULTS, {"epoch": epoch, "step": step, **columns, **found})
+        values = {name: self._validation.get(name) for name in names}
+        self._record.row(RESULTS, {"epoch": epoch, "step": step, **columns, **values})
         self._train_losses.clear()
         for name, content in (files or {}).items():
             self._record.file(name, content)
         which = "" if epoch is None else f" epoch {epoch + 1}"
         which += ", network (average)" if of_average else ""
-        said = figures(of_weights, self._task.figures, of_average)
+        text = figures(of_weights, self._task.figures, of_average)
         if took := self._validation_s:  # what kept training waiting
-            said += f"  in {took['pass'] + took['waited']:.1f} s"
-        said += f"  best.pt is of the {best}" if best else ""
-        self._console.info(f"validated{which}: {said}")
+            text += f"  in {took['pass'] + took['waited']:.1f} s"
+        text += f"  best.pt is of the {best}" if best else ""
+        self._console.info(f"validated{which}: {text}")
 
     def images(self, batch: Batch) -> None:
         """Show augmented training images, or the middle frames of clips, with classes or boxes, once a run."""
@@ -434,7 +434,7 @@ class Reporter:
             # the pixels were copied to the host, behind the step
             self._timeline.mark("first step")
             if self._description["settings"].get("profile"):
-                self._console.info(self._timeline.told())
+                self._console.info(self._timeline.summary())
             small = drawing.sheet(tiles, across=4)
             self._record.file(TRAIN_BATCH, drawing.encoded(small, "JPEG"))
             self._board.images("augmented", drawing.sheet(tiles)[None], 0)
@@ -714,9 +714,9 @@ class Reporter:
     def _tell_rate(self, values: Mapping[str, Any], *, step: int) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
         rate = look_up(values, "rate.steady")
-        told = {name: values.get(name) for name in ("rate", "efficiency", "energy")}
+        rates = {name: values.get(name) for name in ("rate", "efficiency", "energy")}
         now = {"per_gpu": rate and rate / self._world.size}
-        self._points({**told, "now": now}, step + 1)
+        self._points({**rates, "now": now}, step + 1)
 
     def close(self) -> None:
         """Close the files; again without effect. The run counts as finished when `finish` said so."""

@@ -177,8 +177,8 @@ def slowest(of_ranks: Sequence[Mapping[str, Any]]) -> Binding | None:
             why = _grown(rank, of_ranks) if name == "data_wait" else name
             if name == "forward" and _slow_clock(of_ranks) == rank:
                 why = "clock"
-            its = of_ranks[rank]["stages"].get(why, {})
-            share = {"share": its["share"]} if its else {}
+            stage = of_ranks[rank]["stages"].get(why, {})
+            share = {"share": stage["share"]} if stage else {}
             return {"rank": rank, "why": why, "ms": more, **share}
     slow = _slow_clock(of_ranks)
     return None if slow is None else {"rank": slow, "why": "clock", "ms": None}

@@ -94,11 +94,11 @@ def detection(
 
     {} for another task. `rate` is in images a second.
     """
-    found = {name: description[name] for name in DETECTION if name in description}
-    if not found:
+    figures = {name: description[name] for name in DETECTION if name in description}
+    if not figures:
         return {}
-    boxes = found["instances_per_image"]
-    return {"detection": {**found, "instances_per_s": rate and rate * boxes}}
+    boxes = figures["instances_per_image"]
+    return {"detection": {**figures, "instances_per_s": rate and rate * boxes}}
 
 
 def of_points(
@@ -161,9 +161,9 @@ def best(progress: Mapping[str, Any], figure: Figure, folder: Path) -> dict[str,
     if not np.isfinite(value) or not os.path.exists(path):
         return {}
     epoch = progress.get("best_epoch", -1) + 1
-    found = {"figure": figure.name, "value": value, "epoch": epoch or None}
-    of = {"of": progress["best_of"]} if progress.get("best_of") else {}
-    return {"best": {**found, **of, "checkpoint": str(path)}}
+    record = {"figure": figure.name, "value": value, "epoch": epoch or None}
+    weights = {"of": progress["best_of"]} if progress.get("best_of") else {}
+    return {"best": {**record, **weights, "checkpoint": str(path)}}
 
 
 def evaluated(
@@ -176,9 +176,9 @@ def evaluated(
         return {}
     average = validation.get(EMA + figure.name)
     # --ema 0 evaluates the network of a checkpoint that is of an average
-    of = used["of"] if average is not None else "network"
-    value = average if of == "average" else validation.get(figure.name)
-    return {"evaluated": {"figure": figure.name, "value": value, **used, "of": of}}
+    weights = used["of"] if average is not None else "network"
+    value = average if weights == "average" else validation.get(figure.name)
+    return {"evaluated": {"figure": figure.name, "value": value, **used, "of": weights}}
 
 
 def checkpoint(values: Mapping[str, Any], folder: Path) -> str | None:
@@ -198,8 +198,8 @@ def rejected(splits: Mapping[str, Split[Any]]) -> bytes:
         if split.columns.rejected:
             names.setdefault(split.columns.folder / "rejected.txt", []).append(name)
     lines = [
-        f"{', '.join(of)}\t{line}\n"
-        for listed, of in names.items()
+        f"{', '.join(split_names)}\t{line}\n"
+        for listed, split_names in names.items()
         for line in listed.read_text(encoding="utf-8").splitlines()
     ]
     return "".join(lines).encode()
@@ -220,10 +220,10 @@ def mean_loads(
 
     `windows` has the readings of each; None where no window has the reading.
     """
-    kept = windows[warm:] or windows
+    steady = windows[warm:] or windows
     return {
         section: {
-            name: mean([one[reading] for one in kept])
+            name: mean([one[reading] for one in steady])
             for name, reading in readings.items()
         }
         for section, readings in SECTIONS.items()
@@ -239,12 +239,12 @@ def spent_before(
     `spent`: step, time and seconds of what they have told, in order. What comes behind the checkpoint is `repeated`,
     and the time until the next attempt is `down`.
     """
-    kept = [each for step, each in spent if step <= resumed_at]
-    if not kept:
+    earlier = [each for step, each in spent if step <= resumed_at]
+    if not earlier:
         return {}
-    seconds: dict[str, float] = defaultdict(float, kept[-1]["seconds"])
+    seconds: dict[str, float] = defaultdict(float, earlier[-1]["seconds"])
     last_s = spent[-1][1]["at"]
-    seconds["repeated"] += last_s - kept[-1]["at"]
+    seconds["repeated"] += last_s - earlier[-1]["at"]
     seconds["down"] += began_s - last_s
     return seconds
 

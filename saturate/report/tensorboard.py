@@ -134,7 +134,7 @@ class Board:
         # tag -> a second name, under which its points are written, too
         self._twice: Mapping[str, str] = {}
         self._settings = folder / SETTINGS_FILE
-        self._kept: set[tuple[str, int]] = set()
+        self._recorded: set[tuple[str, int]] = set()
         self._file: Appender | None = None
         if not enabled:
             return
@@ -162,7 +162,7 @@ class Board:
         points = [
             Summary.Value(tag=utf8(tag), simple_value=value)
             for tag, value in {**finite, **again}.items()
-            if (tag, step) not in self._kept
+            if (tag, step) not in self._recorded
         ]
         if points:
             self._event(step=step, summary=Summary(value=points))
@@ -170,7 +170,7 @@ class Board:
 
     def images(self, tag: str, images: Array, step: int) -> None:
         """Write uint8 [N, H, W, 3]: one picture, or several as one grid, eight in a row."""
-        if self._file is None or (tag, step) in self._kept:
+        if self._file is None or (tag, step) in self._recorded:
             return
         from torch.utils.tensorboard.summary import image
 
@@ -227,9 +227,9 @@ class Board:
         charts = {
             section: {
                 title: ["Multiline", [f"^{tag}$" for tag in tags]]
-                for title, tags in its.items()
+                for title, tags in section_charts.items()
             }
-            for section, its in layout(task).items()
+            for section, section_charts in layout(task).items()
         }
         summaries = [custom_scalars(charts), named, begin, *[end] * finished]
         records = [_record(file_version="brain.Event:2")]
@@ -258,7 +258,9 @@ class Board:
                 continue
             records.append(record)
             if event.step == purge_step - 1:
-                self._kept |= {(value.tag, event.step) for value in event.summary.value}
+                self._recorded |= {
+                    (value.tag, event.step) for value in event.summary.value
+                }
         after = b"".join(records)
         if after != before:
             replace(path, after)

@@ -368,8 +368,8 @@ def _loaders(model: Model) -> Iterator[Change]:
     own = model.summary.get("loader")
     measured = look_up(model.summary, "loader_auto.measured") or {}
     before = look_up(measured, f"{own}.rate")
-    for name, its in measured.items():
-        rate = its.get("rate")
+    for name, figures in measured.items():
+        rate = figures.get("rate")
         if name != own and rate and before:
             # both were measured with the step beside them: what is lost so is in their rates already
             limit = model.limit() * rate / before
@@ -384,15 +384,15 @@ def _graphs(model: Model) -> Iterator[Change]:
     if not (kernels and step and graphs_can_be_had(model.summary)):
         return
 
-    def of(kernel_ms: float) -> Model:
+    def model_at(kernel_ms: float) -> Model:
         return replace(model, compute=model.compute * step / kernel_ms)
 
     waits = max(1 - kernels / step, 0.0)
     yield Change(
         "--graphs true",
         {"graphs": True},
-        of(kernels * (1 - CLOSER * waits)),
-        of(kernels),
+        model_at(kernels * (1 - CLOSER * waits)),
+        model_at(kernels),
     )
 
 
@@ -460,7 +460,7 @@ CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
 them."""
 
 
-def told(listed: Sequence[Mapping[str, Any]], summary: Summary) -> str:
+def sentence(listed: Sequence[Mapping[str, Any]], summary: Summary) -> str:
     """Say the best predictions that gain something, each with its range."""
     unit = unit_of(summary)
     return "; ".join(

@@ -22,14 +22,14 @@ def figures(
     words = []
     for name, value in result.items():
         figure = by_name.get(name, Figure(name=name))
-        if figure.said == "never" or (figure.said == "unless zero" and not value):
+        if figure.shown == "never" or (figure.shown == "unless zero" and not value):
             continue
-        said = _figure(figure, value)
+        text = _figure(figure, value)
         if name in averaged and not (
             isinstance(value, int) and averaged[name] == value
         ):
-            said += f" ({_figure(figure, averaged[name])})"
-        words.append(f"{name} {said}")
+            text += f" ({_figure(figure, averaged[name])})"
+        words.append(f"{name} {text}")
     return "  ".join(words)
 
 

@@ -117,7 +117,7 @@ def resolve(start: Start, world: ProcessWorld) -> Resolved:
     """Return the settings of a run with what they name on this machine. Raises UserError, and Unusable."""
     config = start.config
     kind = kind_of(config)
-    batching = Batching.of(config, **world.place)
+    batching = Batching.from_config(config, **world.place)
     loaders = may_open(kind, config, gpu=world.device.type == "cuda")
     registry, arch = architecture(kind, config.model.arch)
     return Resolved(
@@ -175,7 +175,7 @@ def open_data(
 
     def opened(config: Config) -> tuple[Resolved, Splits]:
         resolved = resolve(replace(settings.start, config=config), world)
-        how = Opening.of(config, resolved.loaders[0], console, model, trained)
+        how = Opening.from_config(config, resolved.loaders[0], console, model, trained)
         return resolved, resolved.kind.splits(how)
 
     start, (settings, splits) = settings.start.on_its_data(opened)

@@ -126,7 +126,7 @@ def started(checkpoint: Path, arch: str | None) -> Start:
     words += ["--arch", arch] if arch else []
     asked = parse(words)
     resume = Resume.find(asked.run)
-    return Start.of(
+    return Start.from_config(
         asked, given(words), resume.content, path=resume.path, origin=str(checkpoint)
     )
 

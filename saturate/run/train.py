@@ -517,7 +517,7 @@ def main() -> int:
             mirrors: list[Mirror | None] = []
             world.first(lambda: mirrors.append(fetched(run, stack)))
             resume = world.first(lambda: Resume.find(run, weights=config.model.weights))
-            start = Start.of(
+            start = Start.from_config(
                 config,
                 {*words, *preset},
                 resume.content,

@@ -42,7 +42,7 @@ def started(checkpoint: Path, *words: str) -> tuple[Start, Resume]:
     words = ("--resume", str(checkpoint), "--workers", "0", *words)
     asked = parse([*words])
     resume = Resume.find(asked.run)
-    start = Start.of(
+    start = Start.from_config(
         asked, given([*words]), resume.content, path=resume.path, origin=resume.origin
     )
     if (task := start.config.model.task) != "classification":

@@ -143,12 +143,12 @@ def flag_words(
             asked = asked[1:] + others
         elif any(word.startswith("-") and answer(word) for word in asked):
             asked += others
-        said, *more = (_of_unknown(word, known, answer) for word in asked)
+        problem, *more = (_of_unknown(word, known, answer) for word in asked)
         lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
         if more:
-            more = [said, *more]
-            said = f"{len(more)} are unknown"
-        raise UserError(f"flags: {said}; {lists_all} lists every setting", *more)
+            more = [problem, *more]
+            problem = f"{len(more)} are unknown"
+        raise UserError(f"flags: {problem}; {lists_all} lists every setting", *more)
     words = vars(values)
     for name, value in words.items():
         if "" in (value if isinstance(value, list) else [value]):
@@ -225,8 +225,8 @@ def described(
         text = text.replace(f"{{{table}}}", ", ".join(names))
     default = info.get_default(call_default_factory=True)
     several = default if isinstance(default, tuple) else (default,)
-    said = "" if default in (None, (), "") else " ".join(map(str, several))
-    return text, said, "|".join(map(_metavar, _kinds(info.annotation)))
+    default_text = "" if default in (None, (), "") else " ".join(map(str, several))
+    return text, default_text, "|".join(map(_metavar, _kinds(info.annotation)))
 
 
 def _members(info: FieldInfo) -> int:

@@ -91,12 +91,12 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
     try:
         config = Config.model_validate(nested)
     except ValidationError as error:
-        said = refusal(error, depth=1)
-        if theirs := help.DIFFERENT.get(said.split()[0].lstrip("-")):
-            said += f"; another program's is {theirs}"
-        raise UserError(f"{origin}: {said}") from None
-    for flag, said in _contradictions(config):
-        raise UserError(f"{origin}: --{flag} {said}")
+        problem = refusal(error, depth=1)
+        if theirs := help.DIFFERENT.get(problem.split()[0].lstrip("-")):
+            problem += f"; another program's is {theirs}"
+        raise UserError(f"{origin}: {problem}") from None
+    for flag, problem in _contradictions(config):
+        raise UserError(f"{origin}: --{flag} {problem}")
     return config
 
 
@@ -110,8 +110,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     if not 0 < low <= high:
         yield "crop-ratio", f"got {low} {high}; two values with 0 < low <= high"
     if (short := config.clips.short_side) and short[0] > short[1]:
-        said = f"got {short[0]} {short[1]}; two lengths, the smaller one first"
-        yield "short-side", said
+        problem = f"got {short[0]} {short[1]}; two lengths, the smaller one first"
+        yield "short-side", problem
     if drawn.std and min(drawn.std) <= 0:
         yield "std", f"got {drawn.std}; each must be above 0"
     step = config.optimisation
@@ -253,24 +253,24 @@ def recipe(config: Config, arch: str) -> list[str]:
     if config.run.config is not None or config.run.uses or tuned:
         return []
     if config.model.weights is not None:
-        said = (
+        note = (
             "is for weights that are trained already; these are --help-all's defaults"
         )
         folder = "configs/coco" if config.model.task == "detection" else "configs"
-        return [f"--config {folder}/finetune.yaml {said}"]
+        return [f"--config {folder}/finetune.yaml {note}"]
     key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
-    found = [
+    candidates = [
         path
         for path in sorted(PRESETS.glob("*/*.yaml"))
         if path.stem not in ("demo", "finetune")
     ]
     own = [
         path.relative_to(PRESETS.parent)
-        for path in found
+        for path in candidates
         if key.search(path.read_text(encoding="utf-8"))
     ]
-    said = f"has published settings of {arch}; these are --help-all's defaults"
-    return [f"--config {path} {said}" for path in own]
+    note = f"has published settings of {arch}; these are --help-all's defaults"
+    return [f"--config {path} {note}" for path in own]
 
 
 def as_yaml(config: Config, *, without: Collection[str] = ("config",)) -> str:
@@ -279,10 +279,10 @@ def as_yaml(config: Config, *, without: Collection[str] = ("config",)) -> str:
     lines = []
     for group, cls in GROUPS.items():
         values = config.model_dump(mode="json")[group]
-        kept = {name: value for name, value in values.items() if name not in without}
-        if kept:
+        listed = {name: value for name, value in values.items() if name not in without}
+        if listed:
             lines.append(f"# {(cls.__doc__ or '').strip()}")
-        for name, value in kept.items():
+        for name, value in listed.items():
             # JSON would do, but for names beyond the basic plane, which it writes as two halves that YAML
             # does not join
             written = yaml.safe_dump(

@@ -58,7 +58,7 @@ to a model in use.
 def _table(text: str) -> dict[str, str]:
     """Return what to say of each name of a text, whose lines are "name name: what to say"."""
     lines = (line.split(": ", 1) for line in text.strip().splitlines())
-    return {name: said for names, said in lines for name in names.split()}
+    return {name: meaning for names, meaning in lines for name in names.split()}
 
 
 OURS = _table("""
@@ -304,5 +304,5 @@ def foreign_keys(values: Mapping[str, object], known: Collection[str]) -> list[s
             other.append(name + answer(f"--{name}"))
         elif name in known:
             same.append(name)
-    said = f"is of another program; write a preset, {RECIPES}"
-    return [said, f"the same here: {', '.join(same) or 'none'}", *other]
+    problem = f"is of another program; write a preset, {RECIPES}"
+    return [problem, f"the same here: {', '.join(same) or 'none'}", *other]

@@ -55,8 +55,8 @@ def begin(program: str) -> Any:
 
         with contextlib.suppress(UserError):  # train.py says it
             parse(sys.argv[1:], tables())
-    if said := limits.too_low():
-        print(f"{program}: {said}", file=sys.stderr, flush=True)
+    if problem := limits.too_low():
+        print(f"{program}: {problem}", file=sys.stderr, flush=True)
         sys.exit(exit_codes.MISTAKE)
     return before
 
@@ -80,6 +80,6 @@ def _missing(
         sys.__excepthook__(kind, error, trace)
         return
     remedy = "`. .venv/bin/activate` takes the one that scripts/setup.sh has made"
-    said = f"{program}: {sys.executable} has no package {error.name}; {remedy}"
-    print(said, file=sys.stderr, flush=True)
+    problem = f"{program}: {sys.executable} has no package {error.name}; {remedy}"
+    print(problem, file=sys.stderr, flush=True)
     os._exit(exit_codes.MISTAKE)

@@ -16,19 +16,19 @@ from saturate.system.user_files import read_text
 def read_preset(path: Path) -> dict[str, Any]:
     """Return the flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no
     mapping."""
-    said = f"--config {path}"
+    origin = f"--config {path}"
     try:
         content = parsed(read_text(path))
     except OSError as error:
         raise UserError(
-            f"{said}: {error.strerror or error}; presets are in configs/"
+            f"{origin}: {error.strerror or error}; presets are in configs/"
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = masked(" ".join(str(error).split()))
-        raise UserError(f"{said}: does not parse as YAML: {reason}") from None
+        raise UserError(f"{origin}: does not parse as YAML: {reason}") from None
     if not isinstance(content, dict):
         got = type(content).__name__ if content else "nothing"
-        raise UserError(f"{said}: got {got}, a preset is a mapping 'setting: value'")
+        raise UserError(f"{origin}: got {got}, a preset is a mapping 'setting: value'")
     return content
 
 

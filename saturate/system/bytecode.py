@@ -14,21 +14,21 @@ def compiled_anew(package: ModuleType) -> str:
     The package was imported, so it is kept by now where it can be.
     """
     source = str(package.__file__)
-    kept = cache_from_source(source)
-    if not os.path.isfile(source) or _is_of(kept, source):
+    cached = cache_from_source(source)
+    if not os.path.isfile(source) or _is_current(cached, source):
         return ""
     why = (
         "-B or PYTHONDONTWRITEBYTECODE forbids to keep it"
         if sys.dont_write_bytecode
-        else f"it cannot be kept in {os.path.dirname(kept)}: set PYTHONPYCACHEPREFIX to a folder that can be written"
+        else f"it cannot be kept in {os.path.dirname(cached)}: set PYTHONPYCACHEPREFIX to a folder that can be written"
     )
     return f"each start compiles {package.__name__} and more again, which takes seconds: {why}"
 
 
-def _is_of(kept: str, source: str) -> bool:
+def _is_current(cached: str, source: str) -> bool:
     """Return whether Python takes the compiled file for the source: by a time in its header, unless it has a hash."""
     try:
-        with open(kept, "rb") as file:
+        with open(cached, "rb") as file:
             header = file.read(12)
         modified = int(os.stat(source).st_mtime) & 0xFFFFFFFF
     except OSError:

@@ -87,10 +87,10 @@ def marked(
         # PIL draws the right and the lower edge, too
         box = (mark.box * scale).clip(0, [width - 1, height - 1] * 2).tolist()
         draw.rectangle(box, outline=colour, width=line)
-        for x, y, there in (
+        for x, y, visible in (
             () if mark.points is None else mark.points * (scale, scale, 1)
         ):
-            if there > 0:
+            if visible > 0:
                 draw.circle((x, y), 1.5 * line, colour, INK)
         labels.append((box, mark.text, colour))
     if otherwise and not labels:

@@ -112,18 +112,18 @@ def line_of(error: BaseException) -> str | None:
 
     if isinstance(error, UserError | NotFinite):
         return str(error)
-    said = str(error)
+    message = str(error)
     for sign, lacking in COMPILER.items():
-        if sign in said:
+        if sign in message:
             return f"--compile: torch finds no {lacking}: apt install g++, or leave --compile away"
     if isinstance(error, MemoryError):
         return "the machine has not enough memory: a smaller --batch-size, or fewer --workers"
     for sign, advice in SHORT.items():
-        if sign.lower() in said.lower():
+        if sign.lower() in message.lower():
             first = next(
                 (
                     line.strip()
-                    for line in said.splitlines()
+                    for line in message.splitlines()
                     if sign.lower() in line.lower()
                 ),
                 sign,

@@ -43,16 +43,18 @@ def first() -> str:
 @cache
 def others() -> list[str]:
     """Return the files of the other fonts that are installed, of FAMILIES."""
-    found = []
+    ranked = []
     for folder in map(os.path.expanduser, FOLDERS):
         for parent, _, files in os.walk(folder):
             for file in files:
                 name = file.lower().replace(" ", "")
-                of = [family for family in FAMILIES if name.startswith(family)]
+                families = [family for family in FAMILIES if name.startswith(family)]
                 plain = not any(style in name for style in NOT_PLAIN)
-                if of and plain and name.endswith((".ttf", ".ttc", ".otf")):
-                    found.append((FAMILIES.index(of[0]), name, f"{parent}/{file}"))
-    return [file for *_, file in sorted(found)]
+                if families and plain and name.endswith((".ttf", ".ttc", ".otf")):
+                    ranked.append(
+                        (FAMILIES.index(families[0]), name, f"{parent}/{file}")
+                    )
+    return [file for *_, file in sorted(ranked)]
 
 
 @cache

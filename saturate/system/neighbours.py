@@ -29,7 +29,7 @@ def root() -> int:
     return os.getppid() if several else os.getpid()
 
 
-def tree(of: int, proc: Path = PROC) -> dict[int, float]:
+def tree(root_pid: int, proc: Path = PROC) -> dict[int, float]:
     """Return the CPU seconds of a process and its descendants, by pid, with those of their children that have ended."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
@@ -40,14 +40,14 @@ def tree(of: int, proc: Path = PROC) -> dict[int, float]:
             words = (path / "stat").read_text().rpartition(")")[2].split()
             parents[int(path.name)] = int(words[1])
             seconds[int(path.name)] = sum(map(int, words[11:15])) / TICKS
-    found = {of}
+    members = {root_pid}
     # a child may have a lower number than its parent
-    while more := {pid for pid in parents if parents[pid] in found} - found:
-        found |= more
-    return {pid: seconds[pid] for pid in found & seconds.keys()}
+    while more := {pid for pid in parents if parents[pid] in members} - members:
+        members |= more
+    return {pid: seconds[pid] for pid in members & seconds.keys()}
 
 
-def cpu_time(of: int, proc: Path = PROC) -> tuple[float, float]:
+def cpu_time(root_pid: int, proc: Path = PROC) -> tuple[float, float]:
     """Return the time, and the CPU seconds so far of all programs but the tree of a process, on the cores that this
     process may use. In a container the kernel tells those of the whole machine's programs.
     """
@@ -55,7 +55,7 @@ def cpu_time(of: int, proc: Path = PROC) -> tuple[float, float]:
     lines = map(str.split, (proc / "stat").read_text().splitlines())
     # user, nice, system: interrupts are nobody's, and what the host took away is told as cpu.steal
     ticks = sum(sum(map(int, words[1:4])) for words in lines if words[0] in names)
-    return time.monotonic(), ticks / TICKS - sum(tree(of, proc).values())
+    return time.monotonic(), ticks / TICKS - sum(tree(root_pid, proc).values())
 
 
 def cores_taken(before: tuple[float, float], now: tuple[float, float]) -> float:
@@ -78,7 +78,7 @@ def gpu_handle(uuid: str) -> Any:
     return None
 
 
-def gpu_shared(gpu: Any, of: int) -> dict[str, Any] | None:
+def gpu_shared(gpu: Any, root_pid: int) -> dict[str, Any] | None:
     """Return by whom a GPU is used while this run, the tree of a process, is held idle: see `shared`.
 
     Takes HELD_S, and no time without a GPU. The run's own work on the GPU has to have ended.
@@ -94,7 +94,7 @@ def gpu_shared(gpu: Any, of: int) -> dict[str, Any] | None:
             time.sleep(HELD_S / READINGS)
             readings.append(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
         pids = [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
-        return shared(readings[READINGS // 2 :], pids, tree(of))
+        return shared(readings[READINGS // 2 :], pids, tree(root_pid))
     return None
 
 

@@ -51,7 +51,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._word = mmap.mmap(-1, 1)
-        self.end = weakref.finalize(self, _say, self._word, os.getpid())
+        self.end = weakref.finalize(self, _set_flag, self._word, os.getpid())
         self.end.atexit = False  # that is too late: see _at_exit
         _stops.add(self)
 
@@ -59,7 +59,7 @@ class Stop:
         self._word[0] = 1
 
     @property
-    def said(self) -> bool:
+    def is_set(self) -> bool:
         return bool(self._word[0])
 
     def after(self, job: Future[Any]) -> None:
@@ -69,7 +69,7 @@ class Stop:
             self.now()
 
 
-def _say(word: mmap.mmap, owner: int) -> None:
+def _set_flag(word: mmap.mmap, owner: int) -> None:
     if os.getpid() == owner:  # a child has it too
         word[0] = 1
 
@@ -120,7 +120,7 @@ class Fork(ForkContext):
     def _nobody_writes(self) -> bool:
         if os.getpid() != self._parent:
             return False  # a child reads what its parent writes, and ends with it (`begin`)
-        return self._stop.said or any(
+        return self._stop.is_set or any(
             child.exitcode is not None for child in self._children
         )
 
@@ -152,7 +152,7 @@ def begin(stop: Stop, parent: int) -> None:
 
     def end() -> None:
         while os.getppid() == parent:
-            if stop.said:
+            if stop.is_set:
                 time.sleep(GRACE_S)  # it ends in order, unless it cannot
                 os._exit(0)
             time.sleep(LOOK_S)

@@ -108,7 +108,7 @@ def patiently(
                     else ""
                 )
                 raise fault(error, name(), f"{tried}{then}") from None
-            say_once(
+            notify_once(
                 "reads",
                 f"I/O error: {name()}: {error}; tried again for {sum(PAUSES_S):.0f} s",
             )
@@ -128,17 +128,17 @@ def read_through(path: bytes) -> None:
             pass
 
 
-_said: set[str] = set()
+_notified: set[str] = set()
 
 
-def say_once(kind: str, line: str) -> None:
+def notify_once(kind: str, line: str) -> None:
     """Say the first line of a kind in this process: each worker would say each of its files."""
-    if kind not in _said:
-        _said.add(kind)
-        say(line)
+    if kind not in _notified:
+        _notified.add(kind)
+        notify(line)
 
 
-def say(line: str) -> None:
+def notify(line: str) -> None:
     """Say a line after the program's name."""
     print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
 

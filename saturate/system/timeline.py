@@ -28,7 +28,7 @@ class Timeline:
         """Return the seconds since the process was made."""
         return max(time.time() - self._began, 0.0)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return all parts with their seconds, in a line."""
         parts = ", ".join(f"{part} {s:.2f}" for part, s in self.seconds.items())
         return f"start, s: {parts}; {sum(self.seconds.values()):.2f} in all"

@@ -94,12 +94,12 @@ def meant(checkpoint: Mapping[str, Any]) -> str:
 
 def _reason(error: Exception) -> str:
     """Return the sentence of torch's advice that says what it has met."""
-    said = str(error)
-    met = re.search(r"GLOBAL [\w.]+", said)
+    message = str(error)
+    met = re.search(r"GLOBAL [\w.]+", message)
     if met:
         return f"it holds an object, {met[0]}"
     # of some damage torch has no word
-    return said.partition("\n")[0].partition(". ")[0] or "damaged"
+    return message.partition("\n")[0].partition(". ")[0] or "damaged"
 
 
 class Inert:

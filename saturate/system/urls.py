@@ -66,8 +66,8 @@ _NONE = _Parts("", "", "", "")
 
 def _parse(url: str) -> _Parts | None:
     """Return the parts of a URL, None of any other text."""
-    found = _URL.fullmatch(url)
-    return _parts(found) if found else None
+    match = _URL.fullmatch(url)
+    return _parts(match) if match else None
 
 
 def taken(text: str) -> str:
@@ -172,7 +172,7 @@ def _known(url: str) -> _Parts | None:
 
 @lru_cache(maxsize=1)
 def _of_environment(text: str) -> dict[str, _Parts]:
-    found = map(_parse, text.split())
+    parsed = map(_parse, text.split())
     return {
-        parts.bare.rstrip("/"): parts for parts in found if parts and parts.has_secret
+        parts.bare.rstrip("/"): parts for parts in parsed if parts and parts.has_secret
     }

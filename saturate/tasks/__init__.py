@@ -39,8 +39,8 @@ def tables() -> dict[str, Iterable[str]]:
 
 def kind_named(task: str) -> TaskKind:
     """Return the entry of a task in TASKS."""
-    found: TaskKind = import_module(TASKS[task]).KIND
-    return found
+    kind: TaskKind = import_module(TASKS[task]).KIND
+    return kind
 
 
 def kind_of(config: Config) -> TaskKind:
@@ -116,6 +116,6 @@ def architecture(
             raise UserError(f"{flag} got '{arch}', which is for --task {task}")
     if begun and not any(name.startswith(arch) for name in names):
         near = " or ".join(sorted(begun, key=len)[:3])
-        said = f"{flag} got '{arch}' (did you mean {near}?); {LISTER} lists them"
-        raise UserError(said)
+        problem = f"{flag} got '{arch}' (did you mean {near}?); {LISTER} lists them"
+        raise UserError(problem)
     return kind.registry, one_of(flag, arch, names, lister=LISTER)

@@ -91,11 +91,11 @@ class ValidationFiles:
             sheet = drawing.sheet(tiles, 2 if self.strip else 5)
             files["mistakes.png"] = drawing.encoded(sheet, "PNG")
             images["val/mistakes"] = drawing.sheet(tiles[:SHOWN])[None]
-        found = {"files": files, "images": images | self._shown(answers, wanted)}
+        extras = {"files": files, "images": images | self._shown(answers, wanted)}
         answered = np.unique(answers.classes[:, :1])
         if len(answered) == 1 < len(np.unique(answers.labels)):
-            found["learning"] = {"one_answer": self.classes[answered[0]]}
-        return found
+            extras["learning"] = {"one_answer": self.classes[answered[0]]}
+        return extras
 
     def multi_label_extras(
         self, answers: Answers, wanted: Array, precisions: Sequence[float | None]
@@ -182,16 +182,16 @@ class ValidationFiles:
                 continue
             shares = answers.shares[place]
             count = int((shares >= SURE).sum()) if several else 1
-            found = answers.classes[place, : count * answers.finite[place]].tolist()
-            said = [
+            likeliest = answers.classes[place, : count * answers.finite[place]].tolist()
+            words = [
                 f"{share:.0%} {self._legible(at)}"
-                for at, share in zip(found, shares, strict=False)
+                for at, share in zip(likeliest, shares, strict=False)
             ]
             lines = [
                 (", ".join(map(self._legible, sorted(wanted[place]))), INK),
                 (
-                    ", ".join(said) or NOTHING,
-                    RIGHT if {*found} == wanted[place] else WRONG,
+                    ", ".join(words) or NOTHING,
+                    RIGHT if {*likeliest} == wanted[place] else WRONG,
                 ),
                 (PurePath(self.source.name(sample)).name, "gray"),
             ]

@@ -110,10 +110,10 @@ class Scores:
     def curve(self, overlap: int) -> Array:
         """Return [R]: precision at recalls 0, 0.01, ..., 1, a mean over categories with objects, or nan."""
         precision = self.precision[overlap]
-        there = (precision > -1).all(axis=0)
-        if not there.any():
+        present = (precision > -1).all(axis=0)
+        if not present.any():
             return np.full(len(precision), np.nan)
-        return precision[:, there].mean(axis=1)
+        return precision[:, present].mean(axis=1)
 
 
 def score(
@@ -133,10 +133,10 @@ def score(
         truth = COCO()
         truth.dataset = ground_truth(columns, kind)
         truth.createIndex()
-        found = COCO()
+        results = COCO()
         if entries:  # of none pycocotools raises IndexError
-            found = truth.loadRes(entries)
-        run = COCOeval(truth, found, KINDS[kind])
+            results = truth.loadRes(entries)
+        run = COCOeval(truth, results, KINDS[kind])
         keypoints = columns.keypoints.shape[1]
         if kind == "keypoints" and keypoints != PERSON_KEYPOINTS:
             run.params.kpt_oks_sigmas = np.full(keypoints, SIGMA)

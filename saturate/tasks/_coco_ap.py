@@ -57,7 +57,7 @@ class CocoAP:
         self._evaluator = evaluator
         self._threshold = threshold
         kinds = {"boxes": True, "masks": masks, "keypoints": keypoints}
-        self._kinds = [kind for kind, there in kinds.items() if there]
+        self._kinds = [kind for kind, enabled in kinds.items() if enabled]
         self._seen: list[int] = []  # samples that could be decoded
         self._not_finite: list[int] = []  # samples whose output is no number
         none = np.zeros(0, np.int64)
@@ -83,12 +83,12 @@ class CocoAP:
         assert rows is not None
         places = np.flatnonzero(rows.valid).tolist()
         self._seen += rows.ids[places].tolist()
-        for place, found in zip(places, _on_host(outputs, places), strict=True):
+        for place, output in zip(places, _on_host(outputs, places), strict=True):
             # `finite`, a bool, is what the detector says of it
             if all(
-                np.isfinite(values).all() for values in found.values()
-            ) and found.get("finite", True):
-                self._parts.append(self._detections(found, rows, place))
+                np.isfinite(values).all() for values in output.values()
+            ) and output.get("finite", True):
+                self._parts.append(self._detections(output, rows, place))
             else:
                 self._not_finite.append(int(rows.ids[place]))
 
@@ -149,7 +149,7 @@ class CocoAP:
         return figures | {"seconds": time.perf_counter() - began}
 
     def _detections(
-        self, found: dict[str, Array], rows: Rows, place: int
+        self, output: dict[str, Array], rows: Rows, place: int
     ) -> Detections:
         """Return what was found in an image, in pixels of the stored one, cut at its borders.
 
@@ -157,26 +157,26 @@ class CocoAP:
         """
         columns = self._columns
         sample = rows.ids[place]
-        count = len(found["scores"])
+        count = len(output["scores"])
         which = np.full(count, place)
         height, width = int(columns.height[sample]), int(columns.width[sample])
         boxes = geometry.boxes_to_image(
-            rows, which, found["boxes"].astype(np.float64)
+            rows, which, output["boxes"].astype(np.float64)
         ).clip(0, [width, height] * 2)
         masks = keypoints = None
         if "masks" in self._kinds:
             masks = _masks.encoded(
-                torch.from_numpy(found["masks"]), boxes, height, width
+                torch.from_numpy(output["masks"]), boxes, height, width
             )
         if "keypoints" in self._kinds:
-            keypoints = found["keypoints"].astype(np.float64)
+            keypoints = output["keypoints"].astype(np.float64)
             keypoints[:, :, :2] = geometry.to_image(rows, which, keypoints[:, :, :2])
-        category = columns.category_of[found["labels"].astype(np.int64)]
+        category = columns.category_of[output["labels"].astype(np.int64)]
         return Detections(
             image_ids=np.full(count, columns.image_id[sample]),
             category_ids=np.asarray(columns.category_ids)[category],
             boxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1),
-            scores=found["scores"].astype(np.float64),
+            scores=output["scores"].astype(np.float64),
             masks=masks,
             keypoints=keypoints,
         ).taken(np.flatnonzero(category >= 0))

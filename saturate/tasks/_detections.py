@@ -37,7 +37,7 @@ class Unannotated(Instances):
     images: Images
 
     @classmethod
-    def of(cls, images: Images, classes: tuple[str, ...]) -> Unannotated:
+    def from_images(cls, images: Images, classes: tuple[str, ...]) -> Unannotated:
         """Return columns of these images; `classes` are the network's, with the background first."""
         unnamed = (BACKGROUND, UNUSED)
         numbers = [at for at, name in enumerate(classes) if name not in unnamed]
@@ -66,7 +66,7 @@ class Unannotated(Instances):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Unannotated.of, classes=self.classes), (self.images,)
+        return partial(Unannotated.from_images, classes=self.classes), (self.images,)
 
 
 class Found(CocoAP):
@@ -90,7 +90,7 @@ class Found(CocoAP):
 
 def write_detections(
     folder: Path,
-    found: Mapping[str, Any],
+    results: Mapping[str, Any],
     asked: Asked,
     *,
     split: Split[Instances],
@@ -101,7 +101,7 @@ def write_detections(
 
     `threshold`: least score of what is drawn.
     """
-    detections: Detections = found["detections"]
+    detections: Detections = results["detections"]
     columns = split.columns
     files = []
     for kind in kinds:
@@ -118,7 +118,9 @@ def write_detections(
             own["height"] = int(columns.height[sample])
         if sample in drawn:
             own["drawn"] = f"drawn/{drawn[sample]}"
-        error = NO_NUMBER if sample in found["not_finite"] else asked.errors.get(place)
+        error = (
+            NO_NUMBER if sample in results["not_finite"] else asked.errors.get(place)
+        )
         images.append(own | ({} if error is None else {"error": error}))
     named = zip(columns.category_ids.tolist(), columns.class_names, strict=True)
     categories = [{"id": number, "name": utf8(name)} for number, name in named]
@@ -129,17 +131,19 @@ def write_detections(
     return [*files, listed, *([folder / "drawn"] if drawn else [])]
 
 
-def summed_up(found: Mapping[str, Any], *, columns: Instances, threshold: float) -> str:
+def summed_up(
+    results: Mapping[str, Any], *, columns: Instances, threshold: float
+) -> str:
     """Say how many objects of each class were found, of those that are drawn."""
-    detections: Detections = found["detections"]
+    detections: Detections = results["detections"]
     numbers = detections.category_ids[detections.scores >= threshold]
     names = dict(zip(columns.category_ids.tolist(), columns.class_names, strict=True))
-    said = by_class(numbers, names) or "nothing"
-    return f"found at a score of {threshold:g} and above: {said}"
+    counts = by_class(numbers, names) or "nothing"
+    return f"found at a score of {threshold:g} and above: {counts}"
 
 
 def _draw(
-    folder: Path, split: Split[Instances], found: Detections, threshold: float
+    folder: Path, split: Split[Instances], detections: Detections, threshold: float
 ) -> dict[int, str]:
     """Draw at most DRAWN images into the folder, named after their files; return sample -> name."""
     from saturate.tasks import (
@@ -150,7 +154,9 @@ def _draw(
     names = picture_names([split.source.name(sample) for sample in samples], ".jpg")
     drawn = {}
     for sample, name in zip(samples, names, strict=True):
-        picture = _plots.detected(split.columns, split.source, found, sample, threshold)
+        picture = _plots.detected(
+            split.columns, split.source, detections, sample, threshold
+        )
         if picture is not None:
             folder.mkdir(exist_ok=True)
             picture.save(folder / name, quality=90)

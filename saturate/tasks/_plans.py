@@ -25,7 +25,8 @@ def augment(
     `pixelwise`: a pixel's new colour depends on that pixel alone.
     """
     mean, std = (
-        (255 * of[0], 255 * of[1], 255 * of[2]) for of in (native.mean, native.std)
+        (255 * levels[0], 255 * levels[1], 255 * levels[2])
+        for levels in (native.mean, native.std)
     )
     look = Look(mean=mean, std=std, pixelwise=pixelwise)
     parts = []

@@ -32,7 +32,7 @@ CURVES = (0, 2, 4, 5, 7, 9)
 def predictions(
     columns: Instances,
     source: Source | None,
-    found: Detections,
+    detections: Detections,
     samples: list[int],
     threshold: float,
 ) -> Array | None:
@@ -46,20 +46,20 @@ def predictions(
         if picture is None:
             continue
         small = drawing.fitted(picture, SIDE)
-        for said, marks, otherwise in (
-            ("truth", _true(columns, found, sample), "nothing marked"),
-            ("found", _likely(columns, found, sample, threshold), NOTHING),
+        for title, marks, otherwise in (
+            ("truth", _true(columns, detections, sample), "nothing marked"),
+            ("found", _likely(columns, detections, sample, threshold), NOTHING),
         ):
             scale = small.width / picture.width
             drawn = drawing.marked(small, marks, scale, otherwise=otherwise)
-            tiles.append((drawn, [(said, INK)]))
+            tiles.append((drawn, [(title, INK)]))
     return drawing.sheet(tiles)[None] if tiles else None
 
 
 def detected(
     columns: Instances,
     source: Source,
-    found: Detections,
+    detections: Detections,
     sample: int,
     threshold: float,
 ) -> Image.Image | None:
@@ -67,7 +67,7 @@ def detected(
     picture = _picture(columns, source, sample)
     if picture is None:
         return None
-    likely = _likely(columns, found, sample, threshold)
+    likely = _likely(columns, detections, sample, threshold)
     return drawing.marked(picture, likely, otherwise=NOTHING)
 
 
@@ -93,7 +93,7 @@ def _corners(box: Array) -> Array:
     return np.concatenate([box[:2], box[:2] + box[2:]])
 
 
-def _true(columns: Instances, found: Detections, sample: int) -> Iterator[Mark]:
+def _true(columns: Instances, detections: Detections, sample: int) -> Iterator[Mark]:
     """Yield what is marked in a sample, with masks and key points where the network finds such."""
     named = _named(columns)
     ids = np.asarray(columns.category_ids)
@@ -101,9 +101,9 @@ def _true(columns: Instances, found: Detections, sample: int) -> Iterator[Mark]:
     for place in range(*columns.annotations(sample).indices(len(columns.category))):
         number, name = named[int(ids[columns.category[place]])]
         mask = points = None
-        if found.masks is not None:
+        if detections.masks is not None:
             mask = decoded(segmentation(columns, place, size), *size)
-        if found.keypoints is not None:
+        if detections.keypoints is not None:
             points = columns.keypoints[place]
         yield Mark(
             box=_corners(np.asarray(columns.boxes[place])),
@@ -115,22 +115,27 @@ def _true(columns: Instances, found: Detections, sample: int) -> Iterator[Mark]:
 
 
 def _likely(
-    columns: Instances, found: Detections, sample: int, threshold: float
+    columns: Instances, detections: Detections, sample: int, threshold: float
 ) -> Iterator[Mark]:
     """Yield the detections of a sample with scores from `threshold` on, the likeliest last."""
     named = _named(columns)
     own = np.flatnonzero(
-        (found.image_ids == columns.image_id[sample]) & (found.scores >= threshold)
+        (detections.image_ids == columns.image_id[sample])
+        & (detections.scores >= threshold)
     )
     size = int(columns.height[sample]), int(columns.width[sample])
-    for place in own[np.argsort(found.scores[own], kind="stable")]:
-        number, name = named[int(found.category_ids[place])]
+    for place in own[np.argsort(detections.scores[own], kind="stable")]:
+        number, name = named[int(detections.category_ids[place])]
         yield Mark(
-            box=_corners(found.boxes[place]),
+            box=_corners(detections.boxes[place]),
             category=number,
-            text=f"{name} {found.scores[place]:.2f}",
-            mask=None if found.masks is None else decoded(found.masks[place], *size),
-            points=None if found.keypoints is None else found.keypoints[place],
+            text=f"{name} {detections.scores[place]:.2f}",
+            mask=None
+            if detections.masks is None
+            else decoded(detections.masks[place], *size),
+            points=None
+            if detections.keypoints is None
+            else detections.keypoints[place],
         )
 
 

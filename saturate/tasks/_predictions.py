@@ -77,19 +77,19 @@ class Answers:
         known = [part for part in parts if part.classes.shape[1] == width]
 
         def column(name: str) -> Array:
-            of = known if name in ("classes", "shares") else parts
-            return np.concatenate([getattr(part, name) for part in of])[order]
+            source = known if name in ("classes", "shares") else parts
+            return np.concatenate([getattr(part, name) for part in source])[order]
 
         return Answers(**{one.name: column(one.name) for one in fields(Answers)})
 
     def rows(self, classes: Sequence[str]) -> list[dict[str, Any]]:
         """Return the cells of a table: class, probability, class_2, probability_2, ..., error."""
         table = []
-        for of, shares, finite in zip(
+        for numbers, shares, finite in zip(
             self.classes.tolist(), self.shares.tolist(), self.finite, strict=True
         ):
             cells: dict[str, Any] = {}
-            for place, (number, share) in enumerate(zip(of, shares, strict=True)):
+            for place, (number, share) in enumerate(zip(numbers, shares, strict=True)):
                 behind = f"_{place + 1}" if place else ""
                 cells[f"class{behind}"] = classes[number] if finite else None
                 cells[f"probability{behind}"] = round(share, 6) if finite else None
@@ -141,8 +141,8 @@ def answers_of(
     ids: Array, logits: Array, labels: Array, *, binary: bool = False
 ) -> Answers:
     """Return the answers of logits, float [n, C], that are on the host, as `Collected` does."""
-    found = _likeliest(torch.from_numpy(logits), binary)
-    classes, shares, finite = (one.numpy() for one in found)
+    tensors = _likeliest(torch.from_numpy(logits), binary)
+    classes, shares, finite = (one.numpy() for one in tensors)
     return Answers(
         ids=ids, classes=classes, shares=shares, labels=labels, finite=finite
     )
@@ -160,29 +160,29 @@ def _likeliest(logits: torch.Tensor, binary: bool) -> tuple[torch.Tensor, ...]:
 def by_class(numbers: Array, classes: Sequence[str] | Mapping[int, str]) -> str:
     """Say how often each class is among these `numbers`, the most frequent first; of many SHOWN."""
     most_first = Counter(numbers.tolist()).most_common()
-    said = [f"{classes[number]} {count:,}" for number, count in most_first]
-    more = [f"and {len(said) - SHOWN} other classes"] if len(said) > SHOWN else []
-    return ", ".join([*said[:SHOWN], *more])
+    counts = [f"{classes[number]} {count:,}" for number, count in most_first]
+    more = [f"and {len(counts) - SHOWN} other classes"] if len(counts) > SHOWN else []
+    return ", ".join([*counts[:SHOWN], *more])
 
 
-def summed_up(found: Mapping[str, Any], classes: Sequence[str], several: bool) -> str:
+def summed_up(results: Mapping[str, Any], classes: Sequence[str], several: bool) -> str:
     """Say how many samples each class has: the likeliest one of each, or with `several` all at SURE and above."""
-    answers: Answers = found["extras"]["answers"]
+    answers: Answers = results["extras"]["answers"]
     known = answers.classes[answers.finite]
     if several:
-        said = by_class(known[answers.shares[answers.finite] >= SURE], classes)
-        return f"at a probability of {SURE} and above: {said or 'nothing'}"
+        text = by_class(known[answers.shares[answers.finite] >= SURE], classes)
+        return f"at a probability of {SURE} and above: {text or 'nothing'}"
     return by_class(known[:, :1].ravel(), classes)
 
 
 def write_answers(
-    folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]
+    folder: Path, results: Mapping[str, Any], asked: Asked, classes: Sequence[str]
 ) -> list[Path]:
     """Write predictions.* with a row a file, in their order: path, likeliest classes, error.
 
     Raises UserError where a metric of a user's own has collected no answers.
     """
-    answers: Answers | None = found.get("extras", {}).get("answers")
+    answers: Answers | None = results.get("extras", {}).get("answers")
     if answers is None:
         raise UserError(
             "--predict: the metric of this task collects no answers; give its kind a `predicting` of its own, "

@@ -35,12 +35,12 @@ def entries(detections: Detections, kind: str) -> Entries:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def encoded(found: Entries) -> bytes:
+def encoded(entries: Entries) -> bytes:
     """Return a results file, with an entry a line.
 
     Numbers are not rounded, so that an evaluator gives the same figures.
     """
-    return ("[" + ",\n".join(map(json.dumps, found)) + "]\n").encode()
+    return ("[" + ",\n".join(map(json.dumps, entries)) + "]\n").encode()
 
 
 def file_name(kind: str) -> str:

@@ -36,7 +36,9 @@ class Batching:
     rank: int = 0
 
     @classmethod
-    def of(cls, config: Config, *, world_size: int = 1, rank: int = 0) -> Batching:
+    def from_config(
+        cls, config: Config, *, world_size: int = 1, rank: int = 0
+    ) -> Batching:
         """Return the batches that these settings ask for. Raises UserError where the ranks cannot make them."""
         size, accumulate = micro_batches(config, world_size)
         trains = not config.run.uses
@@ -56,7 +58,7 @@ class Batching:
 
     def pair(
         self,
-        of: Callable[..., P],
+        make_plan: Callable[..., P],
         splits: Mapping[str, Split[Any]],
         training: object,
         validation: object,
@@ -67,7 +69,7 @@ class Batching:
         --global-batch-size is given. Raises UserError when not even one step can be trained.
         """
         ranks = {"seed": self.seed, "world_size": self.world_size, "rank": self.rank}
-        train = of(
+        train = make_plan(
             splits["train"].columns,
             training,
             batch_size=self.size,
@@ -84,7 +86,7 @@ class Batching:
                 train = replace(train, batch_size=size, keeps_tail=True)
             train.require_a_step()
         columns = splits["val"].columns
-        of_val = partial(of, columns, validation, training=False, **ranks)
+        of_val = partial(make_plan, columns, validation, training=False, **ranks)
         val = of_val(batch_size=self.val_size or train.batch_size)
         # a larger batch would be padding; that of training is there anyway
         most = max(
@@ -101,4 +103,4 @@ class Batching:
             raise UserError(
                 "--balance sampler has an order of its own; leave --order and --repeats out"
             )
-        return Balance.of(np.asarray(columns.label))
+        return Balance.from_labels(np.asarray(columns.label))

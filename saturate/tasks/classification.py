@@ -54,8 +54,8 @@ from saturate.tasks.kind import DEFAULTS, Opening, Predicting, Splits, TaskKind
 LOSS = Figure(name="loss", title="loss", chart="loss", larger_is_better=False)
 COUNTS = (
     Figure(name="samples"),
-    Figure(name="losses_not_finite", said="unless zero"),
-    Figure(name="outputs_not_finite", said="unless zero"),
+    Figure(name="losses_not_finite", shown="unless zero"),
+    Figure(name="outputs_not_finite", shown="unless zero"),
 )
 FIGURES = (
     Figure(name="top1", title="top-1", unit="%", chart="accuracy"),
@@ -148,7 +148,7 @@ class Classification:
 def cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
     """Return fp32 [B], the cross entropy of a batch's labels; 0 where a row is not valid."""
 
-    def of(labels: torch.Tensor) -> torch.Tensor:
+    def losses_for(labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(
             logits.float(),
             labels,
@@ -158,9 +158,9 @@ def cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch
         )
 
     labels = batch.targets["labels"]
-    losses = of(labels)
+    losses = losses_for(labels)
     if "partners" in batch.targets:
-        others = of(labels[batch.targets["partners"]])
+        others = losses_for(labels[batch.targets["partners"]])
         losses = blended(losses, others, batch.targets)
     return torch.where(batch.valid, losses, 0.0)
 
@@ -311,8 +311,8 @@ class MeanPrecision:
             (np.zeros(0, np.int64), none, none, np.zeros(0, np.int64))
         ]
         for ids, *tensors, valid in self._parts:
-            kept = valid.cpu().numpy()
-            parts.append((ids[kept], *(one.cpu().numpy()[kept] for one in tensors)))
+            mask = valid.cpu().numpy()
+            parts.append((ids[mask], *(one.cpu().numpy()[mask] for one in tensors)))
         everyone = [part for own in world.gather(parts) for part in own]
         columns = [np.concatenate(column) for column in zip(*everyone, strict=True)]
         order = np.argsort(columns[0], kind="stable")
@@ -469,16 +469,16 @@ class ClassificationKind(TaskKind):
         return train, self.task_of(val.columns)(binary=binary, val_set=val_set)
 
     def predicting(
-        self, found: Split[Any], classes: tuple[str, ...], folder: Path
+        self, files: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does: a validation whose labels mean nothing, without files of its own."""
-        no_labels = np.zeros(len(found.columns.classes), np.int64)
-        split = replace(found, columns=found.columns.numbered(no_labels, classes))
+        no_labels = np.zeros(len(files.columns.classes), np.int64)
+        split = replace(files, columns=files.columns.numbered(no_labels, classes))
         task = self.task_of(split.columns)(binary=self.optimisation.loss == "bce")
         write = partial(write_answers, classes=classes)
         several = self.data.multi_label
-        said = partial(summed_up, classes=classes, several=several)
-        return Predicting(split=split, task=task, write=write, summed_up=said)
+        summary = partial(summed_up, classes=classes, several=several)
+        return Predicting(split=split, task=task, write=write, summed_up=summary)
 
 
 class MultiLabelKind(ClassificationKind):

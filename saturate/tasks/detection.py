@@ -63,18 +63,18 @@ def _figures() -> Iterator[Figure]:
     for kind, titles in TITLES.items():
         chart = "AP" if kind == "boxes" else f"AP of {kind}"
         names = [_coco.PREFIXES[kind] + name for name in _coco.FIGURES[kind]]
-        said = len(titles)
-        for name, title in zip(names[:said], titles, strict=True):
+        titled = len(titles)
+        for name, title in zip(names[:titled], titles, strict=True):
             yield Figure(name=name, title=title, unit="%", chart=chart)
-        for name in names[said:]:
-            yield Figure(name=name, unit="%", said="never", chart=CHARTS.get(name, ""))
+        for name in names[titled:]:
+            yield Figure(name=name, unit="%", shown="never", chart=CHARTS.get(name, ""))
 
 
 FIGURES = (
     *_figures(),
     Figure(name="samples"),
     Figure(name="detections"),
-    Figure(name="outputs_not_finite", said="unless zero"),
+    Figure(name="outputs_not_finite", shown="unless zero"),
 )
 LOOKED_AT = 50
 """Batches of the first epoch, from whose numbers the boxes of an image and the share of padding are taken."""
@@ -105,10 +105,10 @@ class Detection:
         """
         masks = self.masks and self.training
         keypoints = self.keypoints and self.training
-        found = packed(
+        packed_targets = packed(
             self.columns, rows, masks=masks, keypoints=keypoints, centred=self.centred
         )
-        return padded(found, self.places) if self.places else found
+        return padded(packed_targets, self.places) if self.places else packed_targets
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return (images, sizes without padding, boxes to train on or None), asking nothing of the device.
@@ -126,11 +126,13 @@ class Detection:
         cuts = list(pairwise(batch.host["offsets"].tolist()))
         images = batch.images
         if not rows.valid.all():
-            kept = np.flatnonzero(rows.valid).tolist() or [0]
-            cuts = [cuts[place] if rows.valid[place] else (0, 0) for place in kept]
-            sizes = [sizes[place] for place in kept]
+            valid_places = np.flatnonzero(rows.valid).tolist() or [0]
+            cuts = [
+                cuts[place] if rows.valid[place] else (0, 0) for place in valid_places
+            ]
+            sizes = [sizes[place] for place in valid_places]
             # left out, not masked: to the heads an image without boxes is background from edge to edge
-            images = torch.stack([images[place] for place in kept])
+            images = torch.stack([images[place] for place in valid_places])
             images = images.contiguous(memory_format=torch.channels_last)
         names = sorted({"boxes", "labels", "masks", "keypoints"} & batch.targets.keys())
         targets = [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
@@ -227,8 +229,8 @@ class DetectionKind(TaskKind):
         """
         # now, and not in the process that scores behind the first epoch
         import_module(self.detection.evaluator.replace("-", "_"))
-        found = opening.splits(self.content)
-        train, val = found["train"], found["val"]
+        splits = opening.splits(self.content)
+        train, val = splits["train"], splits["val"]
         if not np.array_equal(train.columns.keypoint_name, val.columns.keypoint_name):
             raise UserError(
                 "--data: the categories of validation name other keypoints than those of training, "
@@ -236,8 +238,8 @@ class DetectionKind(TaskKind):
             )
         if self._parts["masks"]:
             masked = _with_masks(train.columns, self._arch, opening.console)
-            found["train"] = replace(train, columns=masked)
-        return found
+            splits["train"] = replace(train, columns=masked)
+        return splits
 
     def plans(
         self, splits: Splits, native: Native, batching: Batching
@@ -271,11 +273,11 @@ class DetectionKind(TaskKind):
         )
 
     def predicting(
-        self, found: Split[Any], classes: tuple[str, ...], folder: Path
+        self, files: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return the validation of images in which nothing is marked."""
         parts = self._parts
-        split = replace(found, columns=Unannotated.of(found.columns, classes))
+        split = replace(files, columns=Unannotated.from_images(files.columns, classes))
         threshold = self.detection.score_threshold
         task = Detection(
             split.columns,
@@ -287,8 +289,8 @@ class DetectionKind(TaskKind):
         )
         kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
         write = partial(write_detections, split=split, kinds=kinds, threshold=threshold)
-        said = partial(summed_up, columns=split.columns, threshold=threshold)
-        return Predicting(split=split, task=task, write=write, summed_up=said)
+        summary = partial(summed_up, columns=split.columns, threshold=threshold)
+        return Predicting(split=split, task=task, write=write, summed_up=summary)
 
     def building(self, columns: Columns) -> dict[str, Any]:
         return {

@@ -63,7 +63,7 @@ class Start:
     given: Collection[str] = ()
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: Config,
         given: Collection[str],
@@ -124,7 +124,7 @@ class Start:
                 raise
             own = error
         try:
-            found = opened(self.elsewhere)
+            result = opened(self.elsewhere)
         except UserError as error:
             raise (error if "data" in self.given else own) from None
         before, now = self.config.flat(), self.elsewhere.flat()
@@ -135,7 +135,7 @@ class Start:
         )
         line = f"{self.origin}: left out on --data {now['data']}, which is not what it was trained on: {flags}"
         messages = [*self.messages, f"{line}; give them to have them here, too"]
-        return replace(self, config=self.elsewhere, messages=messages), found
+        return replace(self, config=self.elsewhere, messages=messages), result
 
     @property
     def of_average(self) -> bool:

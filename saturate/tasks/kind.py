@@ -78,7 +78,7 @@ class Opening:
     trained: Trained | None
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: Config,
         loader: str,
@@ -174,9 +174,9 @@ class TaskKind(ABC):
         try:
             dry_run(module, shape)
         except Exception as error:  # a user's own code raises whatever it likes
-            said = first_line(error)
+            reason = first_line(error)
             raise Unusable(
-                f"--arch {arch} cannot train on batches of shape {list(shape)}: {said}"
+                f"--arch {arch} cannot train on batches of shape {list(shape)}: {reason}"
             ) from None
         return module
 
@@ -193,9 +193,9 @@ class TaskKind(ABC):
         return int(columns.size[ids].sum())
 
     def predicting(
-        self, found: Split[Any], classes: tuple[str, ...], folder: Path
+        self, files: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
-        """Return what --predict does with the files that were `found`, for a network with these classes.
+        """Return what --predict does with the `files` to predict, for a network with these classes.
 
         What a task does not keep until the end goes into `folder` at once. Asked of a task that `predicts`.
         """

@@ -72,9 +72,9 @@ FIGURES = (
     Figure(name="psnr", title="PSNR", unit="dB", chart="PSNR"),
     Figure(name="psnr_bicubic", title="PSNR of bicubic", unit="dB", chart="PSNR"),
     Figure(name="ssim", title="SSIM", chart="SSIM"),
-    Figure(name="ssim_bicubic", title="SSIM of bicubic", chart="SSIM", said="never"),
+    Figure(name="ssim_bicubic", title="SSIM of bicubic", chart="SSIM", shown="never"),
     Figure(name="samples"),
-    Figure(name="outputs_not_finite", said="unless zero"),
+    Figure(name="outputs_not_finite", shown="unless zero"),
 )
 UNIT = 2.0**-40
 """SSIM of an image is rounded to a whole multiple of this before it is summed, so that the sum does not
@@ -116,8 +116,10 @@ class Superres:
         high = batch.targets[HIGH]
         if outputs.shape[1] == 1:
             high = luma(high)
-        of = functional.mse_loss if self.loss == "mse" else functional.l1_loss
-        losses = of(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
+        distance = functional.mse_loss if self.loss == "mse" else functional.l1_loss
+        losses = (
+            distance(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
+        )
         return torch.where(batch.valid, losses, 0.0)
 
     def parts(self, outputs: object) -> dict[str, torch.Tensor]:
@@ -298,16 +300,18 @@ def coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
     return bicubic + (outputs - luma(bicubic)) * WHITE / 219
 
 
-def write_enlarged(folder: Path, found: Mapping[str, Any], asked: Asked) -> list[Path]:
+def write_enlarged(
+    folder: Path, results: Mapping[str, Any], asked: Asked
+) -> list[Path]:
     """Write predictions.* with a row a file, in their order: path, enlarged, error."""
     rows = []
     for place, path in enumerate(asked.names):
-        name = found["written"].get(int(asked.samples[place]))
+        name = results["written"].get(int(asked.samples[place]))
         error = asked.errors.get(place, NO_NUMBER) if name is None else None
         enlarged = name and f"enlarged/{name}"
         rows.append({"path": path, "enlarged": enlarged, "error": error})
     table = _tables.write(folder / "predictions", rows, asked.form)
-    return [table, *([folder / "enlarged"] if found["written"] else [])]
+    return [table, *([folder / "enlarged"] if results["written"] else [])]
 
 
 def _crop(picture: torch.Tensor) -> torch.Tensor:
@@ -358,10 +362,10 @@ class SuperresKind(TaskKind):
         if opening.evaluate:
             needed = ["val"]
         cache = cache_folder(data.manifest_dir)
-        found: dict[str, Split[Pairs]] = {}
+        splits: dict[str, Split[Pairs]] = {}
         for name in needed:
             with console.counting(name) as progress:
-                found[name], messages = open_pairs(
+                splits[name], messages = open_pairs(
                     local(data.data, cache),
                     name,
                     scale=own.scale,
@@ -376,18 +380,18 @@ class SuperresKind(TaskKind):
                 )
             for line in messages:
                 console.warn(f"{name}: {line}")
-            columns = found[name].columns
+            columns = splits[name].columns
             how = "made of" if columns.made else "stored beside"
             console.info(
                 f"{name}: {counted(len(columns.images), 'image')}, the small ones are {how} the large ones"
             )
-        tell_of_copies({name: _large(split) for name, split in found.items()}, console)
-        (there, *_) = found.values()
-        if there.beside:
+        tell_of_copies({name: _large(split) for name, split in splits.items()}, console)
+        (first, *_) = splits.values()
+        if first.beside:
             console.info(
-                f"--data: beside what is read, left out: {', '.join(there.beside)}"
+                f"--data: beside what is read, left out: {', '.join(first.beside)}"
             )
-        return {name: found.get(name, there) for name in STAND_INS}
+        return {name: splits.get(name, first) for name in STAND_INS}
 
     def plans(
         self, splits: Splits, native: Native, batching: Batching
@@ -427,19 +431,19 @@ class SuperresKind(TaskKind):
         return train, val
 
     def predicting(
-        self, found: Split[Any], classes: tuple[str, ...], folder: Path
+        self, files: Split[Any], classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what enlarges each image. Raises UserError."""
-        columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
-        split = split_of(columns, found.source)
+        columns = Pairs(high=files.columns, images=np.arange(len(files.columns)))
+        split = split_of(columns, files.source)
         _, task = self.tasks({"train": split, "val": split}, 0.0)
         assert isinstance(task, Superres)
         enlarging = Enlarging(
             **vars(task),
             folder=folder,
             source=split.source,
-            turns=shown_by(found.columns),
-            deep=np.asarray(found.columns.depth) > 8,
+            turns=shown_by(files.columns),
+            deep=np.asarray(files.columns.depth) > 8,
         )
         return Predicting(split=split, task=enlarging, write=write_enlarged)
 

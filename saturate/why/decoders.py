@@ -76,12 +76,12 @@ def measured(paths: Sequence[str], for_pillow: bool) -> dict[str, float]:
     torch = sys.modules["torch"]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as workers have it
-    found: dict[str, float] = {}
+    times_ms: dict[str, float] = {}
     for name in DECODERS if contents else ():
         # what cannot decode one of them is no choice, whatever it says
         with suppress(Exception):
             decode = functools.partial(decode_all, name)
             seconds = timeit.repeat(decode, number=1, repeat=TIMES)
-            found[name] = 1e3 * min(seconds) / len(contents)
+            times_ms[name] = 1e3 * min(seconds) / len(contents)
     torch.set_num_threads(threads)
-    return found
+    return times_ms

@@ -60,12 +60,12 @@ class Busy:
         self.batches = 0
         self.files: deque[str] = deque(maxlen=FILES)
 
-    def add(self, found: Mapping[str, Any]) -> None:
+    def add(self, other: Mapping[str, Any]) -> None:
         """Add what another one has, as JSON gives it."""
-        self.wall.update(found["wall"])
-        self.cpu.update(found["cpu"])
-        self.batches += found["batches"]
-        self.files.extend([*found["files"]][-FILES // 4 :])
+        self.wall.update(other["wall"])
+        self.cpu.update(other["cpu"])
+        self.batches += other["batches"]
+        self.files.extend([*other["files"]][-FILES // 4 :])
 
 
 busy = Busy()

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def tell(folder: Path, options: Any, undone: int) -> None:
     """Print the table, once for all ranks, and write --json."""
     ranks = json.loads((folder / RESULT).read_text())
-    result = verdict.of(ranks) | {"undone": undone}
+    result = verdict.summary(ranks) | {"undone": undone}
     if int(os.environ.get("RANK", 0)) == 0:
         print("\n".join(verdict.lines(result)), flush=True)
         if options.json:

@@ -69,7 +69,7 @@ NEXT, KEEP, END = object(), object(), object()
 """In place of a batch: the loader's next one, the same that is to be given again, and the end of an epoch."""
 
 
-def say(what: str) -> None:
+def notify(what: str) -> None:
     """Tell the user, once for all ranks, what happens to the program."""
     if int(os.environ.get("RANK", 0)) == 0:
         print(f"saturate why: {what}", file=sys.stderr, flush=True)
@@ -263,7 +263,7 @@ class Run:
                 self._gaps_s.append(gap_s)
         if self._decision is KEEP:
             # before the loop has it, which may change it
-            self._kept.append(KeptBatch(batch))
+            self._saved_batches.append(KeptBatch(batch))
         counts["samples"] += self.samples or samples_of(batch)
         epoch.given += 1
         self._decision = None
@@ -299,7 +299,7 @@ class Run:
         # what has trained on batches again, and was not put back, would lose all that it saves from now on
         if self._journal is None or self._journal.is_over:
             if self.refused:
-                say(f"not measured: {self.refused}; the program goes on")
+                notify(f"not measured: {self.refused}; the program goes on")
             return pull()
         _was_measured = True
         hooks.around(
@@ -332,15 +332,15 @@ class Run:
             raise NotMeasured(
                 "each step takes batches of several loaders, of which one alone can be held"
             )
-        say(f"measuring, in {3 * TURNS} windows of about {self.window_s:g} s")
+        notify(f"measuring, in {3 * TURNS} windows of about {self.window_s:g} s")
         before, others = None, neighbours.cpu_time(self.launcher)
         for turn in range(TURNS):
             yield from self._measured("own", itertools.repeat(NEXT))
             if turn == 0:
-                self._kept: list[KeptBatch] = []
+                self._saved_batches: list[KeptBatch] = []
                 yield from [KEEP] * 2
                 # one ring: a loop that looks ahead by a batch has not changed the last one yet
-                again = itertools.cycle(self._kept)
+                again = itertools.cycle(self._saved_batches)
                 if self.goes_on and not restore.refuses():
                     before = restore.State(self._optimizers)
                 self._journal = undo.Journal(self.folder / f"files-{os.getpid()}")
@@ -387,7 +387,9 @@ class Run:
         steps = min(math.ceil(self.window_s / step_s / trials.BLOCKS), MOST_OF_A_TRIAL)
         gains = self.facts["gains"] = {}
         for name, trial in trials.that_apply(self.facts).items():
-            say(f"trying {name}; a program that cannot have it ends with an error here")
+            notify(
+                f"trying {name}; a program that cannot have it ends with an error here"
+            )
             gains[name] = yield from trials.gains(again, trial, self._optimizers, steps)
             self._write()
 

@@ -97,9 +97,9 @@ def split(again: Iterator[KeptBatch]) -> Found:
     pre = optimizer.register_optimizer_step_pre_hook(lambda *_: mark("loop"))
     post = optimizer.register_optimizer_step_post_hook(lambda *_: mark("update"))
     try:
-        for kept in itertools.islice(again, STEPS):
+        for batch in itertools.islice(again, STEPS):
             mark("loop")
-            yield kept
+            yield batch
         mark("loop")
     finally:
         torch.autograd.backward = whole
@@ -123,28 +123,28 @@ def on_device(
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     # torch has it since 2.4
     gpu = neighbours.gpu_handle(str(getattr(device, "uuid", "")))
-    found: dict[str, Any] = {"shared": neighbours.gpu_shared(gpu, launcher)}
-    kept = next(again)
-    if tensors := [one for one in tensors_of(kept.again()) if not one.is_cuda]:
+    facts: dict[str, Any] = {"shared": neighbours.gpu_shared(gpu, launcher)}
+    batch = next(again)
+    if tensors := [one for one in tensors_of(batch.again()) if not one.is_cuda]:
         began = synchronised()
         for _ in range(COPIES):
             for tensor in tensors:
                 tensor.cuda(non_blocking=True)
-        found["transfer_ms"] = 1e3 * (synchronised() - began) / COPIES
-        found["pinned"] = all(tensor.is_pinned() for tensor in tensors)
-    found["syncs"] = yield from _syncs(kept)
-    found["kernels"] = yield from _kernels(again, settings, step_s)
-    return found
+        facts["transfer_ms"] = 1e3 * (synchronised() - began) / COPIES
+        facts["pinned"] = all(tensor.is_pinned() for tensor in tensors)
+    facts["syncs"] = yield from _syncs(batch)
+    facts["kernels"] = yield from _kernels(again, settings, step_s)
+    return facts
 
 
-def _syncs(kept: KeptBatch) -> Found:
+def _syncs(batch: KeptBatch) -> Found:
     """Count the places of the program at which a step waits for the device."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield kept
+            yield batch
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     places = Counter(
@@ -168,9 +168,9 @@ def _kernels(
         with kernels.held(step_s) as took:
             yield next(again)
         times_ms.append(took[0])
-    found = {"kernel_ms": min(times_ms)}
+    facts = {"kernel_ms": min(times_ms)}
     if settings["compiled"]:
-        return found  # under the counter it would be compiled again
+        return facts  # under the counter it would be compiled again
     with FlopCounterMode(display=False) as counter:
         yield next(again)
     flops, of_convolutions = kernels.counted(counter)
@@ -178,6 +178,6 @@ def _kernels(
     dtypes = settings["dtypes"] or [str(torch.get_default_dtype())]
     dtype = settings["autocast"] or dtypes[0]
     peak = kernels.peak(dtype.removeprefix("torch."), torch.device("cuda"))
-    found["arithmetic_ms"] = 1e3 * flops / peak
-    found["convolutions"] = of_convolutions / max(flops, 1.0)
-    return found
+    facts["arithmetic_ms"] = 1e3 * flops / peak
+    facts["convolutions"] = of_convolutions / max(flops, 1.0)
+    return facts

@@ -40,9 +40,9 @@ class Journal:
         self._began = time.time()
         self._acting = threading.local()
         self._process = os.getpid()  # a worker that is forked has this journal, too
-        sys.addaudithook(self._told)
+        sys.addaudithook(self._on_audit_event)
 
-    def _told(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event not in EVENTS or self.is_over or hasattr(self._acting, "here"):
             return
         if os.getpid() == self._process:

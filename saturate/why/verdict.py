@@ -39,7 +39,7 @@ Rank = Mapping[str, Any]
 """What a rank has measured (why/phases.py)."""
 
 
-def of(ranks: Sequence[Rank]) -> dict[str, Any]:
+def summary(ranks: Sequence[Rank]) -> dict[str, Any]:
     """Return the summary of a program of which these are the ranks: keys as in summary.json."""
     first = ranks[0]
     own, replay = _added(ranks, "own"), _added(ranks, "replay")
@@ -214,17 +214,17 @@ def _of_rank(rank: Rank) -> dict[str, Any]:
         spent_s |= meter.added(spent_s, {part.partition(" ")[0]: of_part}, {})
     workers_s = 1e-9 * sum(busy["wall"].values())
     window = RateWindow(samples, samples, workers_s, 0, spent_s)
-    if found := stages.of_windows([window], 1):
+    if shares := stages.of_windows([window], 1):
         # what taking a batch costs that lies ready; the rest of a wait is for the workers to make it
         queue_s = statistics.median(one["queue"] for one in rank["windows"]["drain"])
         wait = own["wait"] / (own["seconds"] - own["pause"])
         queue = min(own["batches"] * queue_s / own["seconds"], wait)
         for name, share in (("workers", wait - queue), ("queue", queue)):
-            found[name] = {"share": share, "ms": 0.0, "cpu_ms": 0.0}
+            shares[name] = {"share": share, "ms": 0.0, "cpu_ms": 0.0}
     return {
         "data_wait": 1e3 * own["wait"] / own["batches"],
         "forward": rank["split_ms"].get("forward"),
-        "stages": found,
+        "stages": shares,
     }
 
 
@@ -243,8 +243,8 @@ def _settings(values: Summary) -> Iterator[dict[str, Any]]:
             if one["rate"] < MORE_WORKERS_GIVE * workers:
                 continue  # more of them give nothing
             workers = one["rate"]
-        said = [WORDS[name].format(value) for name, value in one["settings"].items()]
-        yield {**one, "what": " ".join(said) or one["what"].removeprefix("--")}
+        flags = [WORDS[name].format(value) for name, value in one["settings"].items()]
+        yield {**one, "what": " ".join(flags) or one["what"].removeprefix("--")}
 
 
 def _changes(
@@ -264,8 +264,8 @@ def _changes(
         spared = 1 - ms / values["decoders"].get(theirs, ms)
         if spared > 0:
             yield f"decoding by {name}", model.spared("decode", spared)
-    kept = all("kept" in rank["windows"] for rank in ranks)
-    if kept and values["idle_epochs"] > IDLE_EPOCHS:
+    all_replayed = all("kept" in rank["windows"] for rank in ranks)
+    if all_replayed and values["idle_epochs"] > IDLE_EPOCHS:
         after = replace(model, loader=statistics.median(_rates(ranks, "kept")))
         yield "one DataLoader with persistent_workers=True", after
     for name, times in values["gains"].items():
@@ -318,8 +318,8 @@ def _of_validation(values: Summary) -> float:
 
 def _first(values: Summary) -> str:
     """Say what to change first."""
-    if said := first_of(NEIGHBOURS, values):
-        return said
+    if advice := first_of(NEIGHBOURS, values):
+        return advice
     worth = [one for one in values["what_if"] if one["gain"] > WORTH]
     pause = _of_validation(values)
     if pause / (1 - pause) > max([WORTH, *(one["gain"] for one in worth)]):
@@ -336,17 +336,17 @@ def _first(values: Summary) -> str:
     if bound != "compute" and (workers or 0) > WORKERS_OF_A_CORE * cores and not more:
         return f"num_workers={cores:.0f}: {workers} hinder each other (not measured)"
     # one that changes the recipe, or the machine, behind the best of the others
-    told = [
+    best = [
         one
         for one in worth
         if not one["what"].startswith(("without ", "storage "))
         and "batch_size" not in one["settings"]
     ][:1]
-    told += [one for one in worth[:1] if one not in told]
-    if told:
+    best += [one for one in worth[:1] if one not in best]
+    if best:
         return "; ".join(
             f"{one['what']}: {one['rate']:,.4g} samples/s are predicted, {one['gain']:+.0%}"
-            for one in told
+            for one in best
         )
     binds = values["binds"] or {}
     unmeasured = _unmeasured(values)
@@ -372,8 +372,8 @@ def lines(values: Summary) -> list[str]:
         for name, stage in values["stages"].items()
         if name in stages.OF_WORKERS
     }
-    told = sorted(shares, key=shares.__getitem__, reverse=True)[:4]
-    workers = [f"{name} {shares[name]:.0%}{_most(values, name)}" for name in told]
+    largest = sorted(shares, key=shares.__getitem__, reverse=True)[:4]
+    workers = [f"{name} {shares[name]:.0%}{_most(values, name)}" for name in largest]
     waits = ", ".join(f"{place} {count} x" for place, count in values["syncs"].items())
     undone = counted(values["undone"], "file")
     rows += [

@@ -68,7 +68,7 @@ class Case:
         native = native._replace(
             size=self.config.augmentation.image_size or native.size
         )
-        batching = Batching.of(self.config, world_size=world_size, rank=rank)
+        batching = Batching.from_config(self.config, world_size=world_size, rank=rank)
         return self.kind.plans(self.splits, native, batching)
 
     def tasks(self) -> tuple[Task, Task]:

@@ -75,7 +75,7 @@ def test_two_steps(name: str) -> None:
     path = ROOT / "configs" / f"{name}.yaml"
     flags = [*STEPPED[name].split(), "--loader", "synthetic"]
     config = parse(["--config", str(path), *flags])
-    start = Start.of(config, (), {}, path=None, origin="flags")
+    start = Start.from_config(config, (), {}, path=None, origin="flags")
     resolved = resolve(start, ProcessWorld(CPU))
     kind, registry, arch = resolved.kind, resolved.registry, resolved.arch
     sets = synthetic(kind.content)

@@ -126,7 +126,7 @@ def test_the_answer_is_a_setting_and_the_recipe_is_kept(
     monkeypatch.setattr(batch_size, "taken", lambda *of: device.taken(of[-1]))
     world = ProcessWorld(torch.device("cpu"))
     config = parse(["--batch-size", "auto", "--loader", "synthetic", *flags.split()])
-    start = Start.of(config, (), {}, path=None, origin="")
+    start = Start.from_config(config, (), {}, path=None, origin="")
     split = Split(columns=SyntheticImages(5000), source=NoBytes(5000))
     splits = {"train": split, "val": split}
     console = Console(stream=io.StringIO())
@@ -172,7 +172,7 @@ def test_a_trial_has_two_micro_batches_where_the_run_has_several(
     world = ProcessWorld(torch.device("cpu"))
     words = "--arch squeezenet1_1 --image-size 32 --batch-size auto --loader synthetic"
     config = parse([*words.split(), *flags.split()])
-    settings = resolve(Start.of(config, (), {}, path=None, origin=""), world)
+    settings = resolve(Start.from_config(config, (), {}, path=None, origin=""), world)
     split = Split(columns=SyntheticImages(40), source=NoBytes(40))
     tried = []
 
@@ -189,7 +189,7 @@ def test_a_trial_has_two_micro_batches_where_the_run_has_several(
 def test_a_trial_trains_validates_and_says_what_that_took() -> None:
     world = ProcessWorld(torch.device("cpu"))
     small = "--arch squeezenet1_1 --image-size 32 --batch-size auto --loader synthetic"
-    start = Start.of(parse(small.split()), (), {}, path=None, origin="")
+    start = Start.from_config(parse(small.split()), (), {}, path=None, origin="")
     split = Split(columns=SyntheticImages(40), source=NoBytes(40))
     settings = resolve(start, world)
     steps: list[Any] = []
@@ -226,7 +226,9 @@ def test_batches_of_many_shapes_refuse_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 100))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     world = ProcessWorld(torch.device("cpu"))
-    start = Start.of(parse(["--loader", "synthetic"]), (), {}, path=None, origin="")
+    start = Start.from_config(
+        parse(["--loader", "synthetic"]), (), {}, path=None, origin=""
+    )
     settings = resolve(start, world)
     never: Any = None
     splits = {"train": Split(columns=SyntheticImages(40), source=NoBytes(40))}
@@ -243,12 +245,12 @@ def test_batches_of_many_shapes_refuse_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_cpu_and_an_evaluation_refuse_it(tmp_path: Path) -> None:
     words = ["--batch-size", "auto", "--loader", "synthetic"]
-    start = Start.of(parse(words), (), {}, path=None, origin="")
+    start = Start.from_config(parse(words), (), {}, path=None, origin="")
     settings = resolve(start, ProcessWorld(torch.device("cpu")))
     with pytest.raises(UserError, match="no GPU is here; name a number"):
         batch_size.require_gpu(settings)
     spare = [*words, "--unkillable", "20", "--warm-spare", "true"]
-    start = Start.of(parse(spare), (), {}, path=None, origin="")
+    start = Start.from_config(parse(spare), (), {}, path=None, origin="")
     settings = resolve(start, ProcessWorld(torch.device("cpu")))
     settings = replace(settings, device=torch.device("cuda"))
     with pytest.raises(UserError, match="leaves no memory of the GPU for --warm-spare"):

@@ -178,7 +178,7 @@ def test_copies_of_large_images(tmp_path: Path) -> None:
         {**flat, "task": "superres", "patch_size": 16, "patches_per_image": 4}
     )
     console = Console()
-    kind_of(config).splits(Opening.of(config, "paired", console))
+    kind_of(config).splits(Opening.from_config(config, "paired", console))
     (line,) = [line for line in console.warnings if "copies" in line]
     assert line.startswith("3 of 4 samples of val are copies of train's")
 

@@ -46,7 +46,7 @@ def config_of(root: Path, **flat: Any) -> Config:
 
 def opened(config: Config, console: Console) -> tuple[TaskKind, dict[str, Split]]:
     kind = kind_of(config)
-    return kind, kind.splits(Opening.of(config, "torchvision", console))
+    return kind, kind.splits(Opening.from_config(config, "torchvision", console))
 
 
 def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> Path:
@@ -69,7 +69,7 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(
     for arch, boxes in (("fasterrcnn_resnet50_fpn", 9), ("maskrcnn_resnet50_fpn", 6)):
         config = config_of(root, arch=arch, batch_size=3)
         kind, splits = opened(config, console[0])
-        plan, _ = kind.plans(splits, NATIVE, Batching.of(config))
+        plan, _ = kind.plans(splits, NATIVE, Batching.from_config(config))
         train, _ = kind.tasks(splits, 0.0)
         (rows,) = plan.rows(0, 0)
         targets = train.targets(rows)
@@ -198,7 +198,7 @@ def test_images_in_which_nothing_is_found_are_named(columns: Columns) -> None:
 def test_images_to_predict_are_numbered_from_1_and_none_is_left_out(
     columns: Columns,
 ) -> None:
-    found = _detections.Unannotated.of(columns, columns.classes)
+    found = _detections.Unannotated.from_images(columns, columns.classes)
     assert found.image_id.tolist() == [*range(1, 14)] and found.rejected == 0
 
 

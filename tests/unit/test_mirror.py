@@ -259,7 +259,7 @@ def test_a_claim_that_nobody_renews_is_taken_over(
 ) -> None:
     """By a run that goes on, which is the same, and by one that begins; no clock is asked."""
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    monkeypatch.setattr(storage, "_said", set())
+    monkeypatch.setattr(storage, "_notified", set())
     OTHER.put(places.url)
     with places.begin() as upload:
         assert (upload.held.run, upload.held.number) == ("other", 2)

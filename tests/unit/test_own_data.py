@@ -59,7 +59,9 @@ class Run:
         """Return the bytes of the images that an evaluation with these flags validates, and its start."""
         words = {"evaluate": True, **flags}
         config = build({**words, **self.cache})
-        start = Start.of(config, words, self.content, path=None, origin="--resume a.pt")
+        start = Start.from_config(
+            config, words, self.content, path=None, origin="--resume a.pt"
+        )
         trained = start.trained_on(self.content)
 
         def opened(config: Any) -> Any:

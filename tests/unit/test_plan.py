@@ -172,7 +172,7 @@ def test_classes_come_alike_on_any_number_of_ranks() -> None:
     """Each of three classes of 30, 7 and 2 samples has 13 items; a fourth has no sample."""
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 7, 2]))
     how: dict[str, Any] = {"policy": JITTERED, "batch_size": 3}
-    how["balance"] = Balance.of(labels)
+    how["balance"] = Balance.from_labels(labels)
     alone = plan(39, **how)
     seen: list[set[int]] = []
     for epoch in range(4):

@@ -50,7 +50,7 @@ def test_a_validation_batch_is_no_larger_than_the_set(
     splits: dict[str, Any] = {"train": columns(200), "val": columns(30)}
     seen: list[int] = []
     for rank in range(ranks):
-        own = Batching.of(config(*flags), world_size=ranks, rank=rank)
+        own = Batching.from_config(config(*flags), world_size=ranks, rank=rank)
         train, val = own.pair(ImagePlan, splits, POLICY, POLICY)
         assert train.training and not val.training
         assert val.batch_size == size
@@ -64,14 +64,14 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
     flags = ("--batch-size", "8", "--accumulate", "4")
     with pytest.raises(UserError, match="the data has 3 training samples; take fewer"):
-        Batching.of(config(*flags)).pair(ImagePlan, splits, POLICY, POLICY)
+        Batching.from_config(config(*flags)).pair(ImagePlan, splits, POLICY, POLICY)
     evaluates = config(*flags, "--evaluate", "true")
-    Batching.of(evaluates).pair(ImagePlan, splits, POLICY, POLICY)
+    Batching.from_config(evaluates).pair(ImagePlan, splits, POLICY, POLICY)
 
 
 @pytest.mark.parametrize("flags", [["--repeats", "2"], ["--order", "sequential"]])
 def test_classes_come_alike_in_no_other_order(flags: list[str]) -> None:
-    own = Batching.of(config("--balance", "sampler", *flags))
+    own = Batching.from_config(config("--balance", "sampler", *flags))
     with pytest.raises(UserError, match="leave --order and --repeats out"):
         own.pair(ImagePlan, {"train": columns(9)}, POLICY, POLICY)
 
@@ -91,7 +91,7 @@ def test_a_set_of_few_steps_loses_no_sample(
     flags = config("--batch-size", str(batch))
     seen: list[int] = []
     for rank in range(ranks):
-        own = Batching.of(flags, world_size=ranks, rank=rank)
+        own = Batching.from_config(flags, world_size=ranks, rank=rank)
         train, _ = own.pair(ImagePlan, splits, POLICY, POLICY)
         drawn = list(train.rows(0, 0))
         assert (train.batch_size, train.steps(), len(drawn)) == (fitted, steps, steps)

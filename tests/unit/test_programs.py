@@ -78,7 +78,7 @@ def test_an_export_whose_data_was_moved_says_what_else_it_is_checked_on(
     flags: str,
 ) -> None:
     config = parse(f"--data gone {flags}".split())
-    start = Start.of(config, (), {}, path=None, origin="")
+    start = Start.from_config(config, (), {}, path=None, origin="")
     world = ProcessWorld(torch.device("cpu"))
     settings = resolve(start, world)
     said = refused(lambda: export.assembled(settings, None, world))

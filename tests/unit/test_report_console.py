@@ -153,7 +153,7 @@ def test_a_bar_of_a_run_says_when_the_run_ends(
     assert last.startswith("epoch 3/50 · run 5:30 min left, ends 12:05 ━")
     assert re.search(words, last) and len(last) <= columns
     bar.update(samples=6_000)
-    title, _ = bar.said(ended=True)
+    title, _ = bar.summary(ended=True)
     assert title == "epoch 3/50"
     assert ends(25 * 3600 + 20 * 60) == "Sun 13:20"
 

@@ -216,7 +216,7 @@ def test_what_the_storage_does_not_take_waits(
 ) -> None:
     """Training goes on; what was there stays, and a piece is whole or not there. Storage that fails may not
     open, read or remove either, and what was open before may be stale for good."""
-    monkeypatch.setattr(storage, "_said", set())
+    monkeypatch.setattr(storage, "_notified", set())
     record = Record(tmp_path)
     record.point("train", 1, {"loss": 1.0})
     record.row("results.csv", {"step": 1, "a": 1})

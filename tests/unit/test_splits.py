@@ -70,7 +70,7 @@ def opened(
         {"data": data, "manifest_dir": cache, "read_delay_ms": 500.0, **settings}
     )
     said: Any = console or Console()
-    return Opening.of(config, loader, said, model).splits(
+    return Opening.from_config(config, loader, said, model).splits(
         content or ("videos" if videos else "images")
     )
 

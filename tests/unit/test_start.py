@@ -43,7 +43,7 @@ def test_validation_sizes(flags: dict[str, Any], size: int, resize: int) -> None
         "classes": ["a", "b"],
     }
     config = build({"evaluate": True, **flags}, origin="flags")
-    start = Start.of(
+    start = Start.from_config(
         config, {"evaluate", *flags}, checkpoint, path=None, origin="--resume last.pt"
     )
     augmentation = start.config.augmentation
@@ -65,7 +65,7 @@ def test_validation_sizes(flags: dict[str, Any], size: int, resize: int) -> None
 def test_the_weights_that_a_run_begins_with(
     flags: dict[str, Any], resumed: bool, said: str
 ) -> None:
-    start = Start.of(build(flags), flags, {}, path=None, origin="")
+    start = Start.from_config(build(flags), flags, {}, path=None, origin="")
     told = start.weights_message(resumed=resumed)
     assert told.startswith(said) and bool(told) == bool(said)
 
@@ -82,7 +82,7 @@ def test_a_function_that_builds_the_network_is_the_users_word(arch: str) -> None
         UserError,
         match=f"^--resume a.pt: .* a function, '{arch}', and no .* as --arch ",
     ):
-        Start.of(
+        Start.from_config(
             build({"evaluate": True}),
             {"evaluate"},
             checkpoint,
@@ -90,7 +90,7 @@ def test_a_function_that_builds_the_network_is_the_users_word(arch: str) -> None
             origin="--resume a.pt",
         )
     config = build({"evaluate": True, "arch": arch})
-    start = Start.of(
+    start = Start.from_config(
         config, {"evaluate", "arch"}, checkpoint, path=None, origin="--resume a.pt"
     )
     assert start.config.model.arch == arch
@@ -131,14 +131,14 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     config = build(
         {use: "files" if use == "predict" else True, **more, **asked, **more}
     )
-    start = Start.of(
+    start = Start.from_config(
         config, {use, *asked, *more}, checkpoint, path=None, origin="--resume last.pt"
     )
     kind = kind_of(start.config)
     split: Any = SimpleNamespace(columns=Labelled(), source=None)
     native = start.native(*architecture(kind, arch))
     splits = {"train": split, "val": split}
-    plan: Any = kind.plans(splits, native, Batching.of(start.config))[1]
+    plan: Any = kind.plans(splits, native, Batching.from_config(start.config))[1]
     assert flags == plan.policy.image_size
     training: Any = kind.tasks(splits, 0.0)[0]
     assert not training.binary
@@ -146,7 +146,7 @@ def test_settings_of_training_are_checked_where_something_is_trained(
 
 def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build({"arch": "resnet18", "sync_bn": True})
-    start = Start.of(config, (), {}, path=None, origin="flags")
+    start = Start.from_config(config, (), {}, path=None, origin="flags")
     given: Any = (
         *architecture(kind_of(config), "resnet18"),
         (2, 3, 32, 32),
@@ -211,7 +211,7 @@ def test_a_head_of_other_classes_starts_anew(
         model[key].fill_(7.0)
     about = {"format": 2, "arch": arch, "classes": there, "manifest": ""}
     torch.save({**about, "model": model}, path)
-    start = Start.of(config, (), {}, path=None, origin="flags")
+    start = Start.from_config(config, (), {}, path=None, origin="flags")
     heads = {"classes": len(here)}
     net = start.network(*entry, shape, heads, MagicMock(), classes=here)
     got = net.state_dict()

@@ -154,7 +154,7 @@ def test_losses_are_those_of_the_papers() -> None:
             {"task": "superres", "arch": arch, "loader": "synthetic", **settings}
         )
         kind = kind_of(config)
-        splits = kind.splits(Opening.of(config, "synthetic", Console()))
+        splits = kind.splits(Opening.from_config(config, "synthetic", Console()))
         task = kind.tasks(splits, 0.0)[0]
         assert isinstance(task, Superres)
         return [float(loss) for loss in task.losses(outputs, batch)]
@@ -173,9 +173,9 @@ def test_losses_are_those_of_the_papers() -> None:
 def made(config: Config) -> tuple[Any, Any]:
     """Return the plans of a run, whose tasks can be made too."""
     kind = kind_of(config)
-    splits = kind.splits(Opening.of(config, config.loading.loader, Console()))
+    splits = kind.splits(Opening.from_config(config, config.loading.loader, Console()))
     native = kind.registry.native(config.model.arch or kind.arch)
-    plans = kind.plans(splits, native, Batching.of(config))
+    plans = kind.plans(splits, native, Batching.from_config(config))
     kind.tasks(splits, 0.0)
     return plans
 

@@ -41,7 +41,9 @@ def test_the_validations_crop_is_timms(arch: str, evaluated: bool) -> None:
     for size in (None, 117, 144, 256, 351):
         given = {} if size is None else {"image_size": size}
         config = build({**flags, **given}, origin="flags")
-        start = Start.of(config, {*flags, *given}, {}, path=None, origin="flags")
+        start = Start.from_config(
+            config, {*flags, *given}, {}, path=None, origin="flags"
+        )
         native = start.native(registry, f"timm/{arch}")
         _, policy = image_policies(config.augmentation, native)
         theirs = resolve_data_config(

@@ -86,7 +86,7 @@ def test_rate_and_ceilings_are_medians_of_windows() -> None:
     one = rank([window(rate) for rate in (100, 50, 80)], 0.1, 0.1, **IDLE)
     one["windows"]["replay"] = [window(rate) for rate in (400, 200, 250)]
     one["windows"]["drain"] = [window(rate) for rate in (125, 500, 160)]
-    found = verdict.of([one])
+    found = verdict.summary([one])
     assert found["rate"]["steady"] == pytest.approx(80)
     assert found["ceiling"]["compute"]["rate"] == pytest.approx(250)
     assert found["ceiling"]["loader"]["rate"] == pytest.approx(160)
@@ -113,14 +113,14 @@ BOUNDS = {
 @pytest.mark.parametrize("case", BOUNDS)
 def test_what_bounds_the_rate(case: str) -> None:
     own, replay, drain, efficiency, bound = BOUNDS[case]
-    found = verdict.of([rank([window(own)] * 3, replay, drain, **IDLE)])
+    found = verdict.summary([rank([window(own)] * 3, replay, drain, **IDLE)])
     assert found["efficiency"] == pytest.approx(efficiency, abs=1e-3)
     assert found["bound"] == bound
     assert ("measure again" in table(found)) == (bound is None)
 
 
 def test_stages_of_the_workers() -> None:
-    found = verdict.of([loads()])
+    found = verdict.summary([loads()])
     # 0.4 s of each second, in which there are 10 steps
     assert found["data_wait"] == pytest.approx({"ms": 40, "share": 0.4})
     decode = found["stages"]["decode"]
@@ -137,7 +137,7 @@ def test_stages_of_the_workers() -> None:
 def test_the_queue_is_what_a_batch_costs_that_lies_ready() -> None:
     one = loads()
     one["windows"]["drain"] = [window(100, queue=0.03)] * 3
-    stages = verdict.of([one])["stages"]
+    stages = verdict.summary([one])["stages"]
     # 30 batches of 30 ms in 3 s are 0.3 of the time; the wait is 0.4 of it
     assert stages["queue"]["share"] == pytest.approx(0.3)
     assert stages["workers"]["share"] == pytest.approx(0.1)
@@ -146,7 +146,7 @@ def test_the_queue_is_what_a_batch_costs_that_lies_ready() -> None:
 @pytest.mark.parametrize(("compute", "rate"), [(1000, 200), (150, 150)])
 def test_twice_the_workers(compute: float, rate: float) -> None:
     # twice the loader's 100, unless the step cannot take as many
-    one = change(verdict.of([loads(compute)]), "num_workers=8")
+    one = change(verdict.summary([loads(compute)]), "num_workers=8")
     assert one["rate"] == pytest.approx(rate)
     assert one["gain"] == pytest.approx(rate / 100 - 1)
     # windows are all alike, so that 5 % of the model itself are unsure
@@ -167,7 +167,7 @@ DECODERS = {"Pillow": 8.0, "OpenCV": 4.0, "torchvision.io": 9.0}
     ],
 )
 def test_less_work_for_each_worker(what: str, rate: float) -> None:
-    found = verdict.of([loads(decoders=DECODERS)])
+    found = verdict.summary([loads(decoders=DECODERS)])
     assert change(found, what)["rate"] == pytest.approx(rate, abs=1e-3)
     # which is slower than theirs
     assert not any("torchvision" in one["what"] for one in found["what_if"])
@@ -177,7 +177,7 @@ def test_a_rank_that_the_others_wait_for() -> None:
     """Rank 1 waits 90 ms a step for its data, and rank 0 as long for rank 1, in its backward pass."""
     fast = rank([window(100, wait=0.1)] * 3, 250, 400, busy=busy(read=2))
     slow = rank([window(100, wait=0.9)] * 3, 250, 100, busy=busy(read=30))
-    found = verdict.of([fast, slow])
+    found = verdict.summary([fast, slow])
     # both make 100 samples a second; without a step the slow one alone would be waited for
     assert found["rate"]["steady"] == pytest.approx(200)
     assert found["ceiling"]["compute"]["rate"] == pytest.approx(500)
@@ -194,7 +194,7 @@ def test_a_rank_that_the_others_wait_for() -> None:
 
 def test_a_validation_is_no_part_of_the_rate() -> None:
     # a second of training, and one of validation
-    found = verdict.of([rank([window(100, pause=1.0)] * 3, 100, 400, **IDLE)])
+    found = verdict.summary([rank([window(100, pause=1.0)] * 3, 100, 400, **IDLE)])
     assert found["rate"]["steady"] == pytest.approx(100)
     assert found["bound"] == "compute"
     assert found["pauses"] == pytest.approx({"validation": 3, "epochs": 0})
@@ -217,7 +217,7 @@ def test_epochs_that_take_time_to_begin(drained: Any, ceiling: float) -> None:
     one["epoch"] = {"batches": 20, "gap_s": 0.5}
     one["windows"]["drain"] = [window(100, **drained)] * 3
     one["windows"]["kept"] = [window(100, epochs=450, epochs_s=5.0)]
-    found = verdict.of([one])
+    found = verdict.summary([one])
     # 100 samples in two seconds, one of which was the beginning of an epoch
     assert found["rate"]["steady"] == pytest.approx(50)
     assert found["idle_epochs"] == pytest.approx(0.5)
@@ -230,7 +230,7 @@ def test_epochs_that_take_time_to_begin(drained: Any, ceiling: float) -> None:
 
 def test_a_copy_from_pageable_memory() -> None:
     """A step of 10 ms, of which 4 ms are the copy: without it 6 ms, and 8 ms without half of it."""
-    found = verdict.of(
+    found = verdict.summary(
         [rank([window(1000)] * 3, 1000, 9000, transfer_ms=4.0, pinned=False, **IDLE)]
     )
     one = change(found, "pin_memory=True with .to(device, non_blocking=True)")
@@ -244,7 +244,7 @@ def test_without_workers_loader_and_step_take_turns() -> None:
     own = [window(100 / 1.4, wait=1.0)] * 3
     one = rank(own, 250, 100, busy=busy())
     one["loader"]["num_workers"] = 0
-    found = verdict.of([one])
+    found = verdict.summary([one])
     assert found["rate"]["steady"] == pytest.approx(71.43, abs=0.01)
     assert change(found, "num_workers=1")["rate"] == pytest.approx(100)
 
@@ -254,13 +254,13 @@ def test_workers_that_hinder_each_other() -> None:
     # 24 that all compute, and 2 cores
     one["busy"] = busy(read=0, decode=8)
     one["loader"]["num_workers"], one["hardware"]["cores"] = 24, 2
-    assert "num_workers=2: 24 hinder each other" in table(verdict.of([one]))
+    assert "num_workers=2: 24 hinder each other" in table(verdict.summary([one]))
 
 
 def test_without_an_optimizer_batches_are_counted() -> None:
     one = rank([window(100, steps=0)] * 3, 200, 300, **IDLE)
-    assert "no step of an optimiser was seen" in table(verdict.of([one]))
-    assert "no step" not in table(verdict.of([loads()]))
+    assert "no step of an optimiser was seen" in table(verdict.summary([one]))
+    assert "no step" not in table(verdict.summary([loads()]))
 
 
 def test_what_was_tried_is_told_with_what_it_gave() -> None:
@@ -268,10 +268,10 @@ def test_what_was_tried_is_told_with_what_it_gave() -> None:
     one = rank([window(100)] * 3, 100, 1000, **IDLE)
     one["hardware"] = {"gpu": "H200", "cores": 64}
     left = "not measured torch.autocast, channels_last, torch.compile"
-    assert left in table(verdict.of([one]))
+    assert left in table(verdict.summary([one]))
     slower = {"gains": {"channels_last": [1.5, 1.6, 1.8], "torch.autocast": [1.7, 1.9, 2]}}  # fmt: skip
     other = {"gains": {"channels_last": [1.6, 1.7, 1.9], "torch.autocast": [0.8, 0.9, 1]}}  # fmt: skip
-    found = verdict.of([one | slower, one | other])
+    found = verdict.summary([one | slower, one | other])
     gain = change(found, "channels_last")
     # two ranks make 200 samples/s, and the step of both is that of the slower one
     assert gain["rate"] == pytest.approx(320)

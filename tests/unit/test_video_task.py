@@ -163,7 +163,7 @@ def test_a_picture_of_a_video_is_a_strip_of_its_frames(tmp_path: Path) -> None:
     console: Any = Console()
     where = {"data": tmp_path, "manifest_dir": tmp_path.parent / "cache"}
     config = build({"task": "video", "clip_frames": 2, "clip_stride": 9, **where})
-    splits = kind_of(config).splits(Opening.of(config, "pyav", console))
+    splits = kind_of(config).splits(Opening.from_config(config, "pyav", console))
     # two frames, nine apart, are of ten
     (said,) = (line for line in console.warnings if "a clip is longer" in line)
     assert said.startswith("val: a clip is longer than 1 of 1 videos")

@@ -314,11 +314,11 @@ LARGE, BASELINE = "large files made like the others", "baseline JPEGs (jpegtran)
 @pytest.mark.parametrize("missing", ["rate", "ceiling"])
 def test_nothing_is_predicted_of_what_was_not_measured(missing: str) -> None:
     assert what_if.predictions(summary() | {missing: None}) == []
-    assert what_if.told([], summary()) == ""
+    assert what_if.sentence([], summary()) == ""
 
 
 def test_three_lines_of_those_that_gain() -> None:
     of = summary()
-    lines = what_if.told(what_if.predictions(of), of).split("; ")
+    lines = what_if.sentence(what_if.predictions(of), of).split("; ")
     assert len(lines) == what_if.SHOWN
     assert lines[0].startswith("storage without latency: 1,9") and "+500%" in lines[0]

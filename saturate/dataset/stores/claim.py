@@ -155,7 +155,7 @@ def take(url: str, folder: Path, *, resuming: bool) -> Claim:
         who = f"--output {masked(url)}: another run is writing there ({current.run} on {current.host})"
         if is_renewed and (not resuming or now_s - began_s > GRACE_S):
             raise UserError(f"{who}; wait for its end, or name another URL")
-        storage.say_once(who, f"{who}; it is waited for until it renews no more")
+        storage.notify_once(who, f"{who}; it is waited for until it renews no more")
         before = current
         time.sleep(LOOK_S)
 

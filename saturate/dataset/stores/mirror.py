@@ -101,7 +101,7 @@ class Mirror:
                     self._apart(partial(self._upload, state, last))
             except OSError as error:
                 fault = self._failed("written", error)
-                if self._hurry.said:
+                if self._hurry.is_set:
                     self._given_up = fault
                 raise fault from None
             self.same = state
@@ -117,7 +117,7 @@ class Mirror:
         try:
             self(last=True)
         except storage.StorageFault:
-            if not self._hurry.said:
+            if not self._hurry.is_set:
                 raise
 
     def _failed(self, what: str, error: OSError) -> storage.StorageFault:
@@ -182,7 +182,7 @@ class Mirror:
         shutil.rmtree(fetched)
         if own_progress != remote_progress:
             what = f"--output {masked(self.url)}: {self.folder} has a newer"
-            storage.say(f"{what} {LAST}, which stays and is uploaded")
+            storage.notify(f"{what} {LAST}, which stays and is uploaded")
         return False
 
     def _get(self, name: str, to: Path) -> None:
@@ -206,7 +206,7 @@ class Mirror:
         beside = (f"{self.folder}.before-{n}" for n in count(1))
         aside = next(path for path in map(Path, beside) if not path.exists())
         storage.keep_aside(aside, paths, [])
-        storage.say(
+        storage.notify(
             f"--output {masked(self.url)} is fetched; what {self.folder} had is in {aside}"
         )
 

@@ -389,10 +389,10 @@ def watched(url: str, hurry: processes.Stop) -> Iterator[None]:
             silent_s = time.monotonic() - since_s
             if silent_s > SAID_S and not warned:
                 warned = True
-                storage.say(
+                storage.notify(
                     f"{masked(url)} has not answered for {SAID_S:.0f} s, and is waited for"
                 )
-            if silent_s > SILENT_S and hurry.said:
+            if silent_s > SILENT_S and hurry.is_set:
                 os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
