@@ -118,7 +118,7 @@ class Answers:
         self, folder: Path, conditions: Mapping[str, Any], world: ProcessWorld
     ) -> None:
         on_gpu = world.device.type == "cuda"
-        self._of = {
+        self._conditions = {
             "host": socket.gethostname(),
             "gpu": torch.cuda.get_device_name(world.device) if on_gpu else None,
             "cores": cores(),
@@ -126,7 +126,7 @@ class Answers:
             "torch": str(torch.__version__),
             **conditions,
         }
-        text = json.dumps(self._of, sort_keys=True)
+        text = json.dumps(self._conditions, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         self._path = folder / "fastest-loaders" / f"{digest[:24]}.json"
 
@@ -143,7 +143,7 @@ class Answers:
 
     def write(self, loader: str, measured: Measured) -> None:
         """Keep an answer, as one act; where the folder cannot be written it is found anew next time."""
-        content = {"loader": loader, "measured": measured, "of": self._of}
+        content = {"loader": loader, "measured": measured, "of": self._conditions}
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             new = self._path.with_suffix(f".{os.getpid()}")
@@ -173,7 +173,7 @@ def choose(
     """
     world = step.world
     everyones = world.gather(list(names))
-    common = [name for name in names if all(name in its for its in everyones)]
+    common = [name for name in names if all(name in usable for usable in everyones)]
     # without a common one each rank takes its likeliest, and none measures alone
     names = common or names[:1]
     if len(names) == 1:
@@ -203,9 +203,9 @@ def choose(
                 took = time.perf_counter() - began
                 return Choice(loader=name, how=SHORT, seconds=took)
             slowest_s = max(slowest_s, _agreed(time.perf_counter() - began, world) - at)
-    rates = {name: its["rate"] for name, its in measured.items() if "rate" in its}
+    rates = {name: figures["rate"] for name, figures in measured.items() if "rate" in figures}
     if not rates:
-        why = "; ".join(f"{name} {_line(its)}" for name, its in measured.items())
+        why = "; ".join(f"{name} {_line(figures)}" for name, figures in measured.items())
         raise UserError(f"--loader auto: {why}")
     enough = (1 - ALIKE) * max(rates.values())
     fastest = next(name for name in names if rates.get(name, 0.0) >= enough)
