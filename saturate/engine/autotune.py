@@ -203,9 +203,13 @@ def choose(
                 took = time.perf_counter() - began
                 return Choice(loader=name, how=SHORT, seconds=took)
             slowest_s = max(slowest_s, _agreed(time.perf_counter() - began, world) - at)
-    rates = {name: figures["rate"] for name, figures in measured.items() if "rate" in figures}
+    rates = {
+        name: figures["rate"] for name, figures in measured.items() if "rate" in figures
+    }
     if not rates:
-        why = "; ".join(f"{name} {_line(figures)}" for name, figures in measured.items())
+        why = "; ".join(
+            f"{name} {_line(figures)}" for name, figures in measured.items()
+        )
         raise UserError(f"--loader auto: {why}")
     enough = (1 - ALIKE) * max(rates.values())
     fastest = next(name for name in names if rates.get(name, 0.0) >= enough)
