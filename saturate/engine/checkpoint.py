@@ -154,13 +154,11 @@ class Checkpoints:
         if wrong := self.world.gather(wrong[:1])[0]:
             self.wait()  # `saved` is that of the write under way
             problem = f"{wrong[0]} is not finite after step {progress.step:,}"
-            remainder = (
+            retained = (
                 f"last.pt has step {self.saved:,}" if self.saved else "no last.pt"
             )
             remedy = precisions.remedy(self.step.precision)
-            raise NotFinite(
-                f"{problem}; nothing was saved of it, {remainder}. {remedy}"
-            )
+            raise NotFinite(f"{problem}; nothing was saved of it, {retained}. {remedy}")
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return all tensors of a checkpoint that have to be finite, by what messages call them."""
@@ -852,9 +850,9 @@ def load_optimizer(
         if content["scaler"]:
             scaler.load_state_dict(content["scaler"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        problem = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"--resume: a damaged checkpoint: its optimiser's state is not one ({problem})"
+            f"--resume: a damaged checkpoint: its optimiser's state is not one ({reason})"
         ) from None
     # a checkpoint has no state where all its steps were skipped
     optimizers.make_state(optimizer, name)

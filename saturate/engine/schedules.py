@@ -58,9 +58,9 @@ def limits(
     a_step = plan.global_batch_size
     # a sample that repeats may take the place of others
     what = "sample" if plan.views == 1 else "row"
-    rows = {}
+    notes = {}
     if plan.batches.rows != asked:
-        rows["batch size"] = (
+        notes["batch size"] = (
             f"{plan.batches.rows} for --batch-size {asked}: an epoch of {counted(steps, 'step')} has all "
             f"{counted(samples, what)}"
         )
@@ -77,7 +77,7 @@ def limits(
             f"{others:,} of {counted(samples, 'sample')} an epoch, which shows the others {repeats} times (--repeats)"
         )
     if left_out:
-        rows["left out"] = "; ".join(left_out)
+        notes["left out"] = "; ".join(left_out)
     ends = []
     patience = optimisation.patience
     # the first one is the best so far, and the last one ends the run anyway
@@ -91,8 +91,8 @@ def limits(
     if optimisation.seconds is not None:
         ends.append(f"after {optimisation.seconds:g} s at a steady rate (--seconds)")
     if ends:
-        rows["may end early"] = ", or ".join(ends)
-    return rows
+        notes["may end early"] = ", or ".join(ends)
+    return notes
 
 
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:
