@@ -111,7 +111,7 @@ def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
 class Answers:
     """The answers that a machine keeps, a small JSON file each below `folder`.
 
-    An answer holds for the same machine, ranks and settings (`of`), and for nothing else.
+    An answer holds for the same machine, ranks and settings (`conditions`), and for nothing else.
     """
 
     def __init__(
