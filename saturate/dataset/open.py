@@ -25,7 +25,7 @@ from saturate.dataset import copies, val_split
 from saturate.dataset.coco import layouts
 from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import open_coco
-from saturate.dataset.images.columns import Images, as_shown, told_of_exif
+from saturate.dataset.images.columns import Images, as_shown, exif_note
 from saturate.dataset.model_classes import ModelClasses
 from saturate.dataset.scan import leave_out, lists, names
 from saturate.dataset.scan.cache import Options, Progress
@@ -33,7 +33,7 @@ from saturate.dataset.scan.file_tree import is_folder
 from saturate.dataset.stores import choose_source, source_named, what_holds
 from saturate.dataset.stores.bucket import local
 from saturate.dataset.stores.folder import Folder
-from saturate.dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
+from saturate.dataset.stores.read_ahead import latency_note, read_ahead, size_note
 from saturate.dataset.synthetic import synthetic
 from saturate.system.resources import memory_bytes
 
@@ -328,10 +328,10 @@ def _set_reads(
     if name != "train":
         return
     if far:
-        console.info(told_of_latency(split.source))
+        console.info(latency_note(split.source))
     size = 0 if content == "videos" else int(split.columns.size.sum())
     again = far and not settings.cache_dir
-    if line := told_of_size(size, len(split.columns), memory_bytes(), far=again):
+    if line := size_note(size, len(split.columns), memory_bytes(), far=again):
         console.info(f"train: {line}")
 
 
@@ -348,7 +348,7 @@ def _tell(
     # the run's folder gets a copy
     lines = [columns.left_out.replace(f"{columns.folder}/", "the run's ")]
     if content == "images":
-        lines.append(told_of_exif(columns) if settings.exif == "stored" else "")
+        lines.append(exif_note(columns) if settings.exif == "stored" else "")
     elif content != "videos":
         lines += columns.warnings
         if columns.numbers is not None:

@@ -282,7 +282,7 @@ class Checkpoints:
         again = f"the same command and --output {self.folder} --resume auto"
         return f"last.pt has step {self.saved:,}: go on with {again}"
 
-    def say_where(self) -> None:
+    def notify_where(self) -> None:
         """Say `where` after a run that has lost a rank; not where --unkillable goes on by itself."""
         self.end_upload()
         if self.world.rank == 0 and unkillable.memory is None:
@@ -293,7 +293,7 @@ class Checkpoints:
             self._write_all(ranked=is_last_pt)
         except Exception as error:  # a thread's would be lost
             if not last:
-                _say_later(error)
+                _notify_retry(error)
         else:
             if is_last_pt and self.upload is not None:
                 self._upload_beside()
@@ -318,7 +318,7 @@ class Checkpoints:
                     os.kill(os.getpid(), signal.SIGTERM)
             except Exception as error:
                 if not self._hurries:  # else `finish` says it
-                    _say_later(error)
+                    _notify_retry(error)
                 return
 
     def _write_all(self, *, ranked: bool) -> None:
@@ -337,7 +337,7 @@ class Checkpoints:
                 self._ranked = None
 
 
-def _say_later(error: Exception) -> None:
+def _notify_retry(error: Exception) -> None:
     reason = str(error).partition(";")[0]
     notify(f"{reason}; training goes on, and the next checkpoint tries again")
 

@@ -34,7 +34,7 @@ from saturate.engine.failures import Failures, never_blank
 from saturate.engine.loss_log import LossLog
 from saturate.engine.ranks import is_lost_peer
 from saturate.engine.step import Step
-from saturate.engine.stop import Asked, StopRequest, say_after_torchrun
+from saturate.engine.stop import Asked, StopRequest, notify_after_torchrun
 from saturate.engine.validation import Validation
 from saturate.engine.watch import Watch, WatchedLoader
 from saturate.settings.optimisation import Optimisation
@@ -79,7 +79,7 @@ class Training:
             world=self.world,
             stop=self.stop,
             writing=self.checkpoints.writing,
-            last_words=self.checkpoints.say_where if self.loader else do_nothing,
+            last_words=self.checkpoints.notify_where if self.loader else do_nothing,
         )
         self._losses = LossLog(
             self.run.log_every, self.world, precision=self.step.precision
@@ -124,7 +124,7 @@ class Training:
             except RuntimeError as error:
                 if is_lost_peer(error):
                     self.checkpoints.wait()
-                    self.checkpoints.say_where()
+                    self.checkpoints.notify_where()
                 if is_lost_peer(error) and self.stop():
                     leave(exit_codes.of_signal(self.stop.signal or 0))
                 raise
@@ -148,7 +148,7 @@ class Training:
         line = f"stopped at step {self.progress.step}; {remedy}"
         self.report.info(line)
         if self.world.rank == 0 and self.stop.signal == signal.SIGINT:
-            say_after_torchrun(line)
+            notify_after_torchrun(line)
         number: int = max(self.world.gather(self.stop.signal or 0))
         leave_within(CLOSING_S, exit_codes.of_signal(number))
         return number

@@ -109,7 +109,7 @@ def notify(line: str) -> None:
         os.write(2, f"train.py: {line}\n".encode(errors="replace"))
 
 
-def say_after_torchrun(line: str) -> None:
+def notify_after_torchrun(line: str) -> None:
     """Say a line on stderr once torchrun has ended, whose traceback after Ctrl-C buries what its ranks say.
 
     A small process of its own waits for that, for a minute at most. Without torchrun nothing is said.

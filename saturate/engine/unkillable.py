@@ -307,7 +307,7 @@ class Agent:
             if self.name in members and not is_late:
                 self.memory.begin(self.generation, newest)
                 if before:
-                    self._say_why(before, members)
+                    self._notify_end(before, members)
                 self._members, self._addresses = members, addresses
                 if len(addresses) > 1 and self._lock is not None:
                     # trainers have the file, too
@@ -324,7 +324,7 @@ class Agent:
                 )
             time.sleep(LOOK_S)
 
-    def _say_why(self, before: int, members: list[str]) -> None:
+    def _notify_end(self, before: int, members: list[str]) -> None:
         """Say, once a host, why generation `before` has ended, and with whom it goes on."""
         if self._is_first_here(members):
             why = self._ended(before)[0]

@@ -90,8 +90,8 @@ class Validation:
     # samples of the last pass whose output was no number
     not_finite: int = field(default=0, init=False)
     _unsettled: _Unsettled | None = field(default=None, init=False)
-    _notes_are_said: bool = field(default=False, init=False)
-    _lack_is_said: bool = field(default=False, init=False)
+    _notes_are_reported: bool = field(default=False, init=False)
+    _lack_is_reported: bool = field(default=False, init=False)
 
     @property
     def possible(self) -> bool:
@@ -193,10 +193,10 @@ class Validation:
         del loader  # and with it all that it still holds
         if not self.checkpoints.step.memory_is_back():
             self.report.warn(KEPT)
-        if not self._notes_are_said:
+        if not self._notes_are_reported:
             for line in notes:
                 self.report.info(f"val: {line}")
-        self._notes_are_said = True
+        self._notes_are_reported = True
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
         return outcome
@@ -249,9 +249,9 @@ class Validation:
                 settled.content["best_of"] = OF[best]
             self.checkpoints.write("best.pt", settled.content)
         elif np.isnan(self._figure(results[0])):
-            if not self._lack_is_said:
+            if not self._lack_is_reported:
                 self.report.warn(NO_FIGURE.format(self.best.title or self.best.name))
-            self._lack_is_said = True
+            self._lack_is_reported = True
         elif settled.picks_best:
             progress.stale += 1
         if (

@@ -28,7 +28,7 @@ from saturate.engine.ranks import RESUME
 from saturate.engine.stop import SIGNALS, StopRequest, notify
 from saturate.system import exit_codes
 
-SAID_S = 30.0
+WARN_S = 30.0
 """Seconds without a batch that are told of."""
 GIVES_UP_S = 1.0
 """Seconds that a run which was asked to stop waits for a batch."""
@@ -92,7 +92,7 @@ class Watch:
     # the loader whose batch the main thread waits for
     _waits: Loader | None = field(default=None, init=False)
     _since_s: float = field(default=0.0, init=False)
-    _has_said: bool = field(default=False, init=False)
+    _has_warned: bool = field(default=False, init=False)
     # the signal that has come, and when
     _heard: tuple[int, float] | None = field(default=None, init=False)
 
@@ -159,7 +159,7 @@ class Watch:
         while True:
             self._since_s = time.monotonic()
             self._waits = loader
-            self._has_said = False
+            self._has_warned = False
             try:
                 with self.stop.may_give_up():
                     batch = next(batches, None)
@@ -204,12 +204,12 @@ class Watch:
     def _tell(self, now: float) -> None:
         if (
             self._waits is not None
-            and not self._has_said
-            and now - self._since_s > SAID_S
+            and not self._has_warned
+            and now - self._since_s > WARN_S
         ):
-            self._has_said = True
+            self._has_warned = True
             notify(
-                f"{self.world.named} has waited {SAID_S:.0f} s for a batch: {self._awaited()}"
+                f"{self.world.named} has waited {WARN_S:.0f} s for a batch: {self._awaited()}"
             )
 
     def _let_go(self, heard: tuple[int, float], now: float, main: int) -> None:

@@ -266,7 +266,7 @@ class Appender:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._end)
             self._close()  # the next one opens it anew: a handle may have become stale
-            _say_waits(self.path.parent, error)
+            _notify_waiting(self.path.parent, error)
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):  # of the storage, which has been said
@@ -312,7 +312,7 @@ def replace_in_time(path: Path, content: bytes) -> None:
         try:
             replace(each, pending) if pending else _remove(each)
         except Unwritten as error:
-            _say_waits(each.parent, error)
+            _notify_waiting(each.parent, error)
         else:
             del _waiting[each]
 
@@ -324,7 +324,7 @@ def _remove(path: Path) -> None:
         raise unwritable(path.parent, error) from None
 
 
-def _say_waits(folder: Path, error: OSError | UserError) -> None:
+def _notify_waiting(folder: Path, error: OSError | UserError) -> None:
     """Say once that writes wait for the storage. Raises UserError where an error is not the storage's."""
     line = unwritable(folder, error) if isinstance(error, OSError) else error
     if not isinstance(line, Unwritten):
@@ -345,7 +345,7 @@ def _content(path: Path) -> bytes:
     except OSError as error:
         if path not in _known:
             raise unwritable(path.parent, error) from None
-        _say_waits(path.parent, error)
+        _notify_waiting(path.parent, error)
     return _known[path]
 
 

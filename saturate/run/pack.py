@@ -43,7 +43,7 @@ from saturate.settings.config import GROUP_OF, build
 from saturate.system import storage
 from saturate.system.exit_codes import of_program
 
-Say = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
 Change = Callable[[int, bytes], bytes]
 """(sample, its bytes) -> what is written."""
 THREADS = 16
@@ -91,7 +91,7 @@ def read_ahead(
 
 
 def write(
-    split: Split[Images], writer: Writer, progress: Say, change: Change | None
+    split: Split[Images], writer: Writer, progress: Progress, change: Change | None
 ) -> list[bytes]:
     """Write all samples, and return the digest of each."""
     columns = split.columns
@@ -179,7 +179,7 @@ def _about(content: bytes, *, keeps_exif: bool) -> dict[str, object]:
     return about
 
 
-def verify(split: Split[Images], digests: Sequence[bytes], progress: Say) -> None:
+def verify(split: Split[Images], digests: Sequence[bytes], progress: Progress) -> None:
     """Raise UserError where a sample of the store is not, bit for bit, what was read."""
     for sample, content in enumerate(
         read_ahead(split.source, range(len(split.source)))
@@ -196,7 +196,7 @@ def pack_split(
     name: str,
     form: str,
     work: Path,
-    progress: Say,
+    progress: Progress,
     change: Change | None = None,
 ) -> None:
     """Write one split, changed, into the folder `work`. Raises UserError and OSError."""

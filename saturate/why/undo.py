@@ -160,12 +160,12 @@ def back(folder: Path) -> int:
             one.startswith(path + os.sep) for one in paths
         ):
             continue
-        is_kept = os.path.lexists(aside or "")
-        if is_kept or aside is None:
+        is_saved = os.path.lexists(aside or "")
+        if is_saved or aside is None:
             # the one does nothing to a file, the other nothing to a folder
             shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):
                 os.unlink(path)
-        if is_kept:
+        if is_saved:
             os.rename(aside, path)
     return len(paths)

@@ -362,7 +362,7 @@ def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
     )
     assert capfd.readouterr().err.splitlines() == [said] * 3
     checkpoints.finish()
-    checkpoints.say_where()
+    checkpoints.notify_where()
     assert "train.py: last.pt has step 3: go on with" in capfd.readouterr().err
     full = True
     monkeypatch.setattr(storage, "ENDING_S", (0, 0))

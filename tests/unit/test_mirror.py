@@ -440,7 +440,7 @@ class Silent:
 def test_a_silent_storage_is_said_and_in_a_hurry_given_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(remote, "SAID_S", 0.1)
+    monkeypatch.setattr(remote, "WARN_S", 0.1)
     monkeypatch.setattr(remote, "SILENT_S", 0.3)
     hurry = processes.Stop()
     threading.Timer(1.0, hurry.now).start()

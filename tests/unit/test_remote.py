@@ -24,7 +24,7 @@ from saturate.contracts import Split
 from saturate.dataset.open import are_files, open_splits
 from saturate.dataset.stores import bucket, disk_cache, mirror, remote
 from saturate.dataset.stores.disk_cache import Kept
-from saturate.dataset.stores.read_ahead import told_of_size
+from saturate.dataset.stores.read_ahead import size_note
 from saturate.loaders._read_retry import read
 from saturate.run import pack
 from saturate.settings.config import build
@@ -435,8 +435,8 @@ def test_what_is_missing_or_cannot_be_read_ends_in_a_line(
 
 
 def test_data_that_fit_the_memory_are_not_told_of() -> None:
-    assert told_of_size(2**30, 1024, 2**30) == ""
-    assert "1,000 images/s need 2,000 MiB/s" in told_of_size(2**31, 1024, 2**30)
+    assert size_note(2**30, 1024, 2**30) == ""
+    assert "1,000 images/s need 2,000 MiB/s" in size_note(2**31, 1024, 2**30)
 
 
 def _read_of(source: Any) -> list[bytes]:

@@ -38,7 +38,7 @@ class Hanging:
 
 def watched(monkeypatch: pytest.MonkeyPatch, size: int = 1) -> tuple[Watch, list[int]]:
     """A watch of a run of so many ranks that is quick, and the codes with which it left."""
-    for name, seconds in {"SAID_S": 0.3, "GIVES_UP_S": 0.3, "LEAVES_S": 0.6}.items():
+    for name, seconds in {"WARN_S": 0.3, "GIVES_UP_S": 0.3, "LEAVES_S": 0.6}.items():
         monkeypatch.setattr(watch, name, seconds)
     world = ProcessWorld(torch.device("cpu"))
     world.size = size

@@ -33,8 +33,8 @@ from saturate.dataset.images.columns import (
     HEADER,
     TRANSPOSE,
     Header,
+    exif_note,
     shown_by,
-    told_of_exif,
 )
 from saturate.dataset.images.scan import read_headers
 from saturate.dataset.scan import file_tree
@@ -102,7 +102,7 @@ def open_coco(
         turned = listed.fit(entries, exif, mine, lost, rejects)
         if exif == "stored":
             used = np.rec.array(listed.headers[listed.good])
-            warnings.append(told_of_exif(used, turned))
+            warnings.append(exif_note(used, turned))
         warnings.append(listed.warning)
         good = listed.good
         if not good.any():

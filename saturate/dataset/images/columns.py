@@ -78,7 +78,7 @@ def as_shown(columns: C) -> C:
     return replace(columns, height=height, width=width, exif=turns)
 
 
-def told_of_exif(columns: Pictures | np.recarray[Any, Any], left_out: int = 0) -> str:
+def exif_note(columns: Pictures | np.recarray[Any, Any], left_out: int = 0) -> str:
     """Return a warning of images that EXIF turns and that are taken as stored; "" where there are none.
 
     So many more were `left_out` for their annotations are of the size that viewers show.

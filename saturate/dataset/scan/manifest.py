@@ -202,12 +202,12 @@ def write_paths(made: Path, good: Array) -> None:
     """Write the columns of paths: the names of the `good` entries, bool [n], of made/file_list.*."""
     paths, offsets, _ = file_list(made)
     lengths = np.diff(offsets)
-    kept_offsets = np.lib.format.open_memmap(
+    good_offsets = np.lib.format.open_memmap(
         made / "path_offsets.npy", "w+", offsets.dtype, (int(good.sum()) + 1,)
     )
-    np.cumsum(lengths[good], out=kept_offsets[1:])
+    np.cumsum(lengths[good], out=good_offsets[1:])
     path_bytes = np.lib.format.open_memmap(
-        made / "path_bytes.npy", "w+", paths.dtype, (int(kept_offsets[-1]),)
+        made / "path_bytes.npy", "w+", paths.dtype, (int(good_offsets[-1]),)
     )
     end = 0
     for first in range(0, len(good), PIECE):

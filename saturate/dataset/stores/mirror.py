@@ -153,8 +153,10 @@ class Mirror:
         if fetched.is_symlink():  # which would be followed
             fetched.unlink()
         shutil.rmtree(fetched, ignore_errors=True)
-        is_kept = (self.folder / LAST).exists() and not self._is_behind(names, fetched)
-        if is_kept or not names:
+        is_current = (self.folder / LAST).exists() and not self._is_behind(
+            names, fetched
+        )
+        if is_current or not names:
             return False
         for name in names:
             if not (fetched / name).exists():

@@ -36,9 +36,7 @@ def read_ahead(
     return far
 
 
-def told_of_size(
-    read_bytes: int, samples: int, memory: int, *, far: bool = False
-) -> str:
+def size_note(read_bytes: int, samples: int, memory: int, *, far: bool = False) -> str:
     """Return a line where data of so many bytes do not fit the memory, so that no epoch finds them there.
 
     "" where they do. `far`: they come from servers.
@@ -52,7 +50,7 @@ def told_of_size(
     )
 
 
-def told_of_latency(source: Source) -> str:
+def latency_note(source: Source) -> str:
     """Return a line that says how fast reads from far away can be. Raises UserError and OSError."""
     latency_s = remote.apart(partial(_latency_s, source))
     return (

@@ -60,7 +60,7 @@ PAUSES_S = (0.2, 0.8, 3.2)
 CONNECT_S = 10
 ANSWER_S = 30
 """Seconds without a byte, after which a request is taken for lost."""
-SAID_S = 20.0
+WARN_S = 20.0
 """Seconds in which no byte comes or goes, of which a line is said; less than ANSWER_S, after which others go."""
 SILENT_S = 5.0
 """Such seconds after which a run that is ending gives up."""
@@ -387,10 +387,10 @@ def watched(url: str, hurry: processes.Stop) -> Iterator[None]:
             if moved != before:
                 since_s = time.monotonic()
             silent_s = time.monotonic() - since_s
-            if silent_s > SAID_S and not warned:
+            if silent_s > WARN_S and not warned:
                 warned = True
                 storage.notify(
-                    f"{masked(url)} has not answered for {SAID_S:.0f} s, and is waited for"
+                    f"{masked(url)} has not answered for {WARN_S:.0f} s, and is waited for"
                 )
             if silent_s > SILENT_S and hurry.is_set:
                 os._exit(1)

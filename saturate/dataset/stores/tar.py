@@ -189,8 +189,8 @@ def _entry(
     elif by_name[images[0]].unfit:
         why = by_name[images[0]].unfit
     elif not values:
-        key_said = shard.label_key
-        why = f"no {key_said} in its .json" if key_said else "no .cls beside it"
+        label_key = shard.label_key
+        why = f"no {label_key} in its .json" if label_key else "no .cls beside it"
         why = f"no label: {why}"
     elif len(values) > 1:
         why = f"{len(values)} labels: '{values[0]}' and '{values[1]}'"
