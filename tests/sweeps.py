@@ -51,6 +51,7 @@ SWEEPS: dict[str, str] = {
         )
     },
     # other sizes, accumulations and seeds of sets whose last step is short
+    f"{RUNS}why.py::test_an_epoch*[0-0-30]": "the others: one is left early, one begins anew each epoch",
     f"{RUNS}small_sets.py::*learns[[!0]-*]": "seed 0",
     **{
         f"{RUNS}small_sets.py::*[0-{size}*]": "257x8x8x1, 73x2x3x2, and all sizes in test_small_sets.py of units"

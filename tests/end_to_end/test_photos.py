@@ -21,8 +21,8 @@ from tests.end_to_end.runs import Process, Runner, draw, rows, until
 pytest.importorskip("cleanlab")
 pytest.importorskip("cleanvision")
 SMALL = (
-    "--arch resnet18 --image-size 32 --batch-size 16 --workers 0 --loader torchvision "
-    "--precision fp32 --epochs 15 --lr 0.01 --ceilings false --val-share 0.5"
+    "--arch shufflenet_v2_x0_5 --image-size 32 --batch-size 8 --workers 0 --loader torchvision "
+    "--precision fp32 --epochs 8 --lr 0.05 --val-every 8 --ceilings false --val-share 0.5"
 )
 
 
@@ -100,6 +100,7 @@ def test_labels_that_were_changed_and_answers(train: Runner) -> None:
     # 9 were changed. The number of cores changes sums in their last digits, and so what is learnt: 8 of 8 that are
     # listed are right on two cores, 6 of 6 on one
     right = changed.intersection(listed)
+    print(len(right), "of", len(listed), "listed are right")
     assert len(right) >= max(4, 0.7 * len(listed)), (listed, changed)
     is_the_same_evaluation(train, photos)
     assert (

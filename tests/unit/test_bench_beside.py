@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import beside
-from saturate.contracts import UserError
+from tests.end_to_end.runs import Runner
 
 
 @pytest.fixture
@@ -27,24 +25,37 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_loaders_run_alone_and_beside_each_other(data: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "beside", str(data)]
-    words = ["torchvision:1", "torchvision:1+synthetic:1", "--seconds", "2"]
-    done = subprocess.run(
-        [*command, *words], capture_output=True, text=True, check=True
-    )
-    alone, both = done.stdout.splitlines()
+def test_loaders_run_beside_each_other(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(data), "torchvision:1+synthetic:1", "--seconds", "1"]
+    assert beside.main(words) == 0
     rate = r"([\d,]+)"
-    one = re.fullmatch(rf"torchvision:1 {rate}  in all {rate} img/s", alone)
-    two = re.fullmatch(
-        rf"synthetic:1 {rate}  torchvision:1 {rate}  in all {rate} img/s", both
-    )
-    assert one is not None and two is not None
-    assert one[1] == one[2]
-    figures = [int(text.replace(",", "")) for text in two.groups()]
+    line = rf"synthetic:1 {rate}  torchvision:1 {rate}  in all {rate} img/s\n"
+    found = re.fullmatch(line, capsys.readouterr().out)
+    assert found is not None
+    figures = [int(text.replace(",", "")) for text in found.groups()]
     assert abs(figures[0] + figures[1] - figures[2]) <= 1 and min(figures) > 0
 
 
-def test_a_loader_that_fails_is_a_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a loader has failed"):
-        beside.beside([("torchvision", 1)], tmp_path, 1.0)
+FORKED = """
+import multiprocessing, sys
+forks = multiprocessing.get_context("fork")
+multiprocessing.get_context = lambda _: forks
+from benchmarks import beside
+beside.WARM_UP_S = beside.QUEUED_S = 0.1
+beside.BATCH = 8
+sys.exit(beside.main(sys.argv[1:]))
+"""
+"""The program, without 15 s of imports in each of its processes."""
+
+
+def test_a_loader_runs_alone_and_one_that_fails_is_a_line(
+    data: Path, runner: Runner
+) -> None:
+    words = (data, "synthetic:1", "none:1", "--seconds", 0.1)
+    done = runner.python("-c", FORKED, *words)
+    assert done.wait() == 2
+    found = re.fullmatch(r"synthetic:1 ([\d,]+)  in all \1 img/s\n", done.out)
+    assert found is not None
+    assert done.err.splitlines()[-1].startswith("beside: a loader has failed")
