@@ -51,6 +51,11 @@ SWEEPS: dict[str, str] = {
         )
     },
     # other sizes, accumulations and seeds of sets whose last step is short
+    f"{RUNS}cut_off.py::test_of_three*[another]": "the host with the store, and killed ranks in test_unkillable.py",
+    **{
+        f"{RUNS}ranks.py::*[{ranks}]": "three ranks, which round otherwise"
+        for ranks in (2, 4)
+    },
     f"{RUNS}why.py::test_an_epoch*[0-0-30]": "the others: one is left early, one begins anew each epoch",
     f"{RUNS}small_sets.py::*learns[[!0]-*]": "seed 0",
     **{
