@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import Counter
@@ -45,6 +46,9 @@ def epochs_are_flat(
     open_: Open, feed: Feed, attempts: int = ATTEMPTS
 ) -> dict[str, float]:
     """Return what an epoch adds: nothing in one of `attempts` windows, for allocators settle slowly."""
+    # what is there by now is looked at by no collection of garbage, which would take most of the time
+    gc.collect()
+    gc.freeze()
     with open_(feed) as loader:
         epoch = 0
         for _ in range(WARM_EPOCHS):

@@ -1,5 +1,5 @@
 """train.py that logs the samples of each step, a file for each rank of a generation; with STOP_AT it saves after
-that step and ends.
+that step and ends, and with SLEPT_S it sleeps so long in each: less is to be trained again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from saturate.run import train  # --unkillable forks in here
 
 PLACE = "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "RANK"
 STOP_AT = int(os.environ.get("STOP_AT", -1))
+SLEPT_S = float(os.environ.get("SLEPT_S", 0))
 
 count, vote = Training._count, Training._vote
 name = "-".join(os.environ.get(variable, "0").zfill(4) for variable in PLACE)
@@ -32,6 +33,7 @@ def counted(self: Training, outcome: Any, lr: float) -> None:
     count(self, outcome, lr)
     line = [self.progress.step, self.progress.epoch, ids, time.time()]
     print(json.dumps(line), file=log)
+    time.sleep(SLEPT_S)
 
 
 def voted(self: Training) -> dict[str, bool]:

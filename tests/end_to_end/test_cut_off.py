@@ -50,6 +50,7 @@ class Cluster(Ranks):
         common = {"WORLD_SIZE": str(len(self.hosts)), "LOCAL_WORLD_SIZE": "1"}
         common |= {"LOCAL_RANK": "0", "RANK": str(host.number), "MASTER_PORT": "29500"}
         common |= {"MASTER_ADDR": first.address, "SAMPLES": str(self.samples)}
+        common |= {"SLEPT_S": "0.25"}
         # else pages of frames where a store is lost
         common |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
         words = f"{WORDS} {self.flags} --data {self.data}".split()

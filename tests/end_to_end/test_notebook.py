@@ -13,7 +13,8 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 LESS = {
     "--train-per-class 100 --val-per-class 5": "--train-per-class 10 --val-per-class 1",
-    "--output runs/photos": "--output runs/photos --epochs 1 --ceilings false --workers 0",
+    "--output runs/photos": "--output runs/photos --epochs 1 --ceilings false --workers 0 "
+    "--arch squeezenet1_1 --image-size 32",
     "--output runs/new": "--output runs/new --workers 0",
 }
 

@@ -288,7 +288,10 @@ def clips(home: Runner) -> Path:
 def test_an_exported_video_classifier_answers_as_predict_does(
     home: Runner, clips: Path, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is given the frames that the loader shows, and those that a user of PyAV takes."""
+    """The file is given the frames that the loader shows, and those that a user of PyAV takes.
+
+    As ONNX: tests/conformance/test_exports.py.
+    """
     monkeypatch.chdir(home.cwd)
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
     paths = sorted((home.cwd / "videos" / "val").glob("*/*"))
@@ -299,7 +302,7 @@ def test_an_exported_video_classifier_answers_as_predict_does(
     whole, _, samples = export.load(clips, images=listed)
     assert isinstance(whole.framing, ClipFraming)
     assert (whole.framing.frames, whole.framing.stride) == (4, 2)
-    _, run = export.as_pt2(whole, {}) if recorded else export.as_onnx(whole, {})
+    _, run = export.as_pt2(whole, {})
 
     def shares(clip: np.ndarray) -> np.ndarray:
         ((logits,),) = run(clip[None])
