@@ -6,6 +6,8 @@ import gc
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -42,14 +44,22 @@ def nothing_is_left(
     assert not left_after(within_s, lambda: [*(traces(temporary) - before)])
 
 
+@contextmanager
+def old_left_alone() -> Iterator[None]:
+    """Have no collection of garbage look at what is there by now, which would take most of the time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def epochs_are_flat(
     open_: Open, feed: Feed, attempts: int = ATTEMPTS
 ) -> dict[str, float]:
     """Return what an epoch adds: nothing in one of `attempts` windows, for allocators settle slowly."""
-    # what is there by now is looked at by no collection of garbage, which would take most of the time
-    gc.collect()
-    gc.freeze()
-    with open_(feed) as loader:
+    with old_left_alone(), open_(feed) as loader:
         epoch = 0
         for _ in range(WARM_EPOCHS):
             epoch = _pass(loader, epoch)

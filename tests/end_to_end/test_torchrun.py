@@ -48,23 +48,16 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     assert not (train.cwd / "run" / "best.pt").exists()
 
 
-def test_the_command_of_the_package_trains_too(train: Runner) -> None:
-    flags = """--loader synthetic --arch squeezenet1_1 --image-size 32 --batch-size 4 --steps 3 --val-every 0
-        --ceilings false --log-every 1 --output run"""
-    words = (*TORCHRUN, "-m", "saturate", "train", *flags.split())
-    process = train.python(*words, env=importable(train.env))
-    assert process.wait() == 0, process.err
-    assert len(losses(train.cwd / "run")) == 3
-    assert (train.cwd / "run" / "last.pt").exists()
-
-
 def test_after_ctrl_c_the_last_line_says_how_to_go_on(
     train: Runner, pictures: Path
 ) -> None:
-    """Of torchrun's, whose traceback comes behind all that its ranks say; the process that says it then ends."""
+    """Of torchrun's, whose traceback comes behind all that its ranks say; the process that says it then ends.
+
+    The command is the package's own.
+    """
     flags = f"{SMALL} --epochs 100000 --val-every 0".split()
-    words = (*TORCHRUN, ROOT / "train.py", "--data", pictures, *flags)
-    process = train.python(*words)
+    words = (*TORCHRUN, "-m", "saturate", "train", "--data", pictures, *flags)
+    process = train.python(*words, env=importable(train.env))
     reached(train.cwd / "run", 2, process)
     process.interrupt()
     assert process.wait() != 0
