@@ -49,6 +49,9 @@ BY_NAME = (
         "saturate.loaders.videos.pyav",
         "tensorboard.plugins.hparams.metadata",
     ),
+    # a second of each run that ends
+    *(f"matplotlib.{name}" for name in ("projections", "figure")),
+    *(f"matplotlib.backends.backend_{name}" for name in ("agg", "svg")),
     *(f"saturate.dataset.stores.{place}" for place in ("arrow", "lmdb", "tar")),
 )
 """What train.py imports when it knows what is asked for."""
