@@ -42,7 +42,7 @@ def kill_trainer(pid: int) -> None:
     """Kill the trainer of the agent, once it has one, and leave its spare."""
     file = Path(f"/proc/{pid}/task/{pid}/children")
     end = time.monotonic() + GOES_ON_S
-    while time.monotonic() < end and psutil.Process(pid).status() != "zombie":
+    while time.monotonic() < end and psutil.pid_exists(pid):
         for child in map(int, file.read_text().split()):
             with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended
                 has_workers = bool(psutil.Process(child).children())
@@ -72,8 +72,7 @@ def die(cluster: Cluster, kind: str, host: Host, draws: random.Random) -> float:
     if kind == "cut":
         host.cut()
     took_s = cluster.without(host).began_s - now
-    ended = host.started.pop()
-    ended.communicate(timeout=GOES_ON_S)
+    process.wait(GOES_ON_S)
     host.kill()  # a store of its own, which outlives an agent: the others then move to another one
     others = [[other] for other in cluster.hosts if other is not host]
     until(lambda: stores(cluster) in others, GOES_ON_S, "one store, elsewhere")
@@ -104,16 +103,15 @@ def one_round(folder: Path, seed: int, number: int, deaths: int) -> dict[str, An
     flags = draws.choice(["", "--warm-spare true"])
     took: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with network(3, train) as hosts:
-        for host in hosts:
-            host.log = folder / f"host-{host.number}.log"
-        cluster = Cluster(train, data, hosts, flags, GOES_ON_S)
+        cluster = Cluster(train, data, hosts, flags, GOES_ON_S, slept_s=0)
         for _ in range(deaths):
             (kind,) = draws.choices([*KINDS], [*KINDS.values()])
             time.sleep(2 * draws.random())
             took[kind].append(round(die(cluster, kind, draws.choice(hosts), draws), 1))
-        for host in hosts:
-            host.started[0].terminate()
-            host.started.pop().communicate(timeout=GOES_ON_S)
+        for rank in cluster.there.values():
+            rank.send(signal.SIGTERM)
+        for rank in cluster.there.values():
+            rank.wait(GOES_ON_S)
         trained = parts(cluster.samples)
     same_as_planned(cluster)
     zygote.kill()

@@ -127,7 +127,7 @@ def forked(zygote: subprocess.Popen[str], order: dict[str, Any]) -> int:
 
 
 def started_anew(order: dict[str, Any]) -> int:
-    assert not order["limits"], "only the zygote sets limits"
+    assert not order["limits"] and not order["host"], "only the zygote sets them"
     with open(order["stdout"], "a") as out, open(order["stderr"], "a") as err:
         process = subprocess.Popen(
             [sys.executable, *order["argv"]],
@@ -182,8 +182,12 @@ class Runner:
         limits: dict[str, int] | None = None,
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
+        host: tuple[str, list[int]] | None = None,
     ) -> Process:
-        """Start what `python ARGV` starts: the zygote forks it, and has imported PyTorch already."""
+        """Start what `python ARGV` starts: the zygote forks it, and has imported PyTorch already.
+
+        `host`: the name and cores of one of hosts.py.
+        """
         folder = self.cwd / f"process-{len(self.started)}"
         folder.mkdir()
         for name in ("stdout", "stderr"):
@@ -193,6 +197,7 @@ class Runner:
             "cwd": str(cwd or self.cwd),
             "env": {**self.env, **(env or {})},
             "limits": limits or {},
+            "host": host,
             **{name: str(folder / name) for name in ("stdout", "stderr", "status")},
         }
         pid = forked(self.zygote, order) if self.zygote else started_anew(order)

@@ -56,18 +56,18 @@ def test_a_host_that_is_lost(train: Runner, hosts: list[Host], pictures: Path) -
     words = ("-c", IMPATIENT, "--data", pictures, *FLAGS)
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     common |= {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
-    ranks = [h.start(*words, RANK=str(h.number), **common) for h in hosts]
+    ranks = [h.fork(*words, RANK=str(h.number), **common) for h in hosts]
     reached(train.cwd / "run", 4)
     began = time.monotonic()
     hosts[1].cut()
-    said = ended(ranks)
+    codes = [rank.wait() for rank in ranks]
     assert time.monotonic() - began < FOUND_S
-    for host, other, err, rank in zip(hosts, reversed(hosts), said, ranks, strict=True):
-        line, *where = ours(err)
+    for host, other, rank in zip(hosts, reversed(hosts), ranks, strict=True):
+        line, *where = ours(rank.err)
         assert len(where) == (1 if host.number == 0 else 0), "rank 0's last words"
         assert f"rank {host.number} on {host.name} cannot go on: " in line
         assert f"rank {other.number} on {other.name} does not answer" in line
-        assert rank.returncode == 1
+    assert codes == [1, 1]
 
 
 def test_a_mistake_of_one_host_is_said_on_both_and_started_once(

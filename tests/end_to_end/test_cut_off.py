@@ -4,6 +4,7 @@ them with the lock of a shared --output, and the others end.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.hosts import Host, network
-from tests.end_to_end.runs import TIMEOUT_S, Runner
+from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, until
 from tests.end_to_end.test_unkillable import (
     EVERY,
     LOGGED,
@@ -35,11 +36,13 @@ class Cluster(Ranks):
         hosts: list[Host],
         flags: str = "",
         limit_s: float = TIMEOUT_S,
+        slept_s: float = 0.25,
     ) -> None:
         super().__init__(train, data, "run")
         self.limit_s = limit_s
         self.hosts = hosts
         self.flags = flags
+        self.slept_s = slept_s
         for host in hosts:
             self.start_on(host)
         self.go_on(0)
@@ -50,11 +53,11 @@ class Cluster(Ranks):
         common = {"WORLD_SIZE": str(len(self.hosts)), "LOCAL_WORLD_SIZE": "1"}
         common |= {"LOCAL_RANK": "0", "RANK": str(host.number), "MASTER_PORT": "29500"}
         common |= {"MASTER_ADDR": first.address, "SAMPLES": str(self.samples)}
-        common |= {"SLEPT_S": "0.25"}
+        common |= {"SLEPT_S": str(self.slept_s)}
         # else pages of frames where a store is lost
         common |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
         words = f"{WORDS} {self.flags} --data {self.data}".split()
-        self.there[host.number] = host.start(LOGGED, *words, **common)  # type: ignore[assignment]
+        self.there[host.number] = host.fork(LOGGED, *words, **common)
 
     def without(self, lost: Host) -> Part:
         """Return the next generation of those that are left."""
@@ -69,12 +72,9 @@ def three(train: Runner) -> Iterator[list[Host]]:
         yield hosts
 
 
-def end(host: Host) -> tuple[int, str]:
-    """Return the exit code of what was started on the host, and what it has said."""
-    (process,) = host.started
-    said = process.communicate(timeout=TIMEOUT_S)[1]
-    host.started.clear()
-    return process.returncode, said
+def end(process: Process) -> tuple[int, str]:
+    """Return the exit code of a rank, and what it has said."""
+    return process.wait(), process.err
 
 
 @pytest.mark.parametrize("lost", [0, 2], ids=["with the store", "another"])
@@ -82,6 +82,7 @@ def test_of_three_hosts_two_go_on(
     train: Runner, pictures: Path, three: list[Host], lost: int
 ) -> None:
     cluster = Cluster(train, pictures, three)
+    cut_off = cluster.there[lost]
     left = [host for host in three if host.number != lost]
     now = time.time()
     three[lost].cut()
@@ -89,7 +90,7 @@ def test_of_three_hosts_two_go_on(
     took_s = went_on.began_s - now
     print(f"{took_s:.1f} s to the next step")
     assert went_on.ranks == 2 and took_s < 40
-    code, said = end(three[lost])
+    code, said = end(cut_off)
     assert code == 1
     alone = "1 of 3 hosts left, neither a majority nor the lock of a shared --output"
     assert f"--unkillable: {alone}; others may go on" in said
@@ -103,8 +104,8 @@ def test_of_three_hosts_two_go_on(
         assert cluster.go_on(before).ranks == 3
         assert [host.has_store() for host in three] == [False, True, False]
         left.append(three[0])
-    left[1].started[0].terminate()
-    ends = [end(host) for host in left]
+    cluster.there[left[1].number].send(signal.SIGTERM)
+    ends = [end(cluster.there[host.number]) for host in left]
     assert {code for code, _ in ends} == {143}
     for host, (_, said) in zip(left[:2], ends, strict=False):
         named = f"rank {lost} on {three[lost].name} was killed, or its host is lost"
@@ -125,26 +126,21 @@ def test_of_two_hosts_who_has_the_lock_goes_on(
         cluster = Cluster(train, pictures, hosts)
         before = len(parts(cluster.samples))
         hosts[0].cut()
-        until_s = time.monotonic() + TIMEOUT_S
-        while all(process.poll() is None for process in cluster.there.values()):
-            assert time.monotonic() < until_s
-            time.sleep(0.1)
-        time.sleep(3.0)
-        goes_on = [host for host in hosts if host.started[0].poll() is None]
+        ranks = [*cluster.there.values()]
+        until(lambda: any(rank.poll() for rank in ranks), TIMEOUT_S, "an end")
         alone = "--unkillable: 1 of 2 hosts left, neither a majority nor the lock of a shared --output"
         if not shared:
-            ends = [end(host) for host in hosts if host not in goes_on]
-            ends += [end(host) for host in goes_on]
+            ends = [end(rank) for rank in ranks]
             assert [code for code, _ in ends] == [1, 1]
             assert all(alone in said for _, said in ends)
             assert len(parts(cluster.samples)) == before, "one has trained on"
             return
-        (winner,) = goes_on
-        (other,) = {*hosts} - {winner}
+        (other,) = (rank for rank in ranks if rank.poll())
         code, said = end(other)
         assert code == 1 and alone in said
-        cluster.there.pop(other.number)
+        (winner,) = (rank for rank in ranks if rank is not other)
+        cluster.there = {0: winner}
         assert cluster.go_on(before).ranks == 1
-        winner.started[0].terminate()
-        assert end(winner)[0] == 143
+        winner.send(signal.SIGTERM)
+        assert winner.wait() == 143
         same_as_planned(cluster)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ import os
 import resource
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -57,6 +59,7 @@ BY_NAME = (
 """What train.py imports when it knows what is asked for."""
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "saturate/run/train.py"
+CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000  # linux/sched.h
 
 
 def imported_by(file: Path) -> list[str]:
@@ -74,9 +77,21 @@ def imported_by(file: Path) -> list[str]:
     return found
 
 
+def move(name: str, cores: list[int]) -> None:
+    """Go on in the network namespace of a host (hosts.py), which has that name, on these cores."""
+    libc = ctypes.CDLL(None)
+    with open(f"/run/netns/{name}") as file:
+        assert not libc.setns(file.fileno(), CLONE_NEWNET)
+    assert not libc.unshare(CLONE_NEWUTS)
+    socket.sethostname(name)
+    os.sched_setaffinity(0, cores)
+
+
 def become(order: dict[str, Any]) -> None:
     """In the child: everything that a fresh process would have been given."""
     os.setsid()
+    if order["host"]:
+        move(*order["host"])
     for number, (file, how) in enumerate(
         (
             (os.devnull, os.O_RDONLY),

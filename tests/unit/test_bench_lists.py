@@ -32,7 +32,10 @@ def test_a_row_for_each_combination(
     words += f" --output {output}"
     assert lists.main(words.split()) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [(row["list"], row["ranks"]) for row in rows] == [("mapped", 1), ("mapped", 2)]
+    assert [(row["list"], row["ranks"]) for row in rows] == [
+        ("mapped", 1),
+        ("mapped", 2),
+    ]
     # a process with torch in it has more than a hundred megabytes
     assert all(row["host_gib"] > 0.1 * row["ranks"] for row in rows)
     assert lists.main(["--lists", "tuple"]) == 2
