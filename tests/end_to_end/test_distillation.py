@@ -12,10 +12,10 @@ def test_a_student_knows_what_its_teacher_knows(train: Runner) -> None:
     )
     here = "--loader torchvision --workers 0 --ceilings false --lr 0.02"
     small = "--arch shufflenet_v2_x0_5"
-    train(run, here, small, "--epochs 7 --output teacher").done()
+    train(run, here, small, "--epochs 7 --val-every 7 --output teacher").done()
     assert summary(train.cwd / "teacher")["validation"]["top1"] > 0.9
     # with a share of 1 no label is looked at
-    taught = "--teacher teacher/best.pt --teacher-share 1 --epochs 8 --output student"
+    taught = "--teacher teacher/best.pt --teacher-share 1 --epochs 8 --val-every 8 --output student"
     train(run, here, small, taught).done()
     assert summary(train.cwd / "student")["validation"]["top1"] > 0.9
     draw(train.cwd / "other", classes=("blue", "green"), train=8, val=2)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.runs import Runner, kept
 
-STEPS = 6
+STEPS = 4
 FLAGS = """--loader torchvision --arch resnet18 --image-size 32 --batch-size 4 --workers 1 --val-every 0
     --epochs 50 --precision fp32 --ceilings false --log-every 1 --ema 0.9 --resume auto"""
 """resnet18 has gradients for several buckets."""

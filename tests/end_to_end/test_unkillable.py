@@ -9,8 +9,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -249,12 +247,8 @@ print(os.waitpid(agent._spare, 0)[1])
 
 def test_a_trainer_to_be_whose_agent_dies_says_nothing(train: Runner) -> None:
     """The end of its pipe may come before the signal that ends it."""
-    words = [sys.executable, "-c", FORKS]
-    done = subprocess.run(words, env=importable(train.env), capture_output=True)
-    assert (os.waitstatus_to_exitcode(int(done.stdout)), done.stderr) == (
-        ANOTHER_ENDED,
-        b"",
-    )
+    done = train.python("-c", FORKS, env=importable(train.env)).done()
+    assert os.waitstatus_to_exitcode(int(done.out)) == ANOTHER_ENDED
 
 
 DIES = """
