@@ -38,7 +38,9 @@ def test_a_run(train: Runner) -> None:
     draw(train.cwd / "data")
     network = ("--arch shufflenet_v2_x0_5 --image-size 32 --precision fp32",)
     run = (*network, "--batch-size 8 --lr 0.05")
-    mixed = ("--multi-label true --mixup 0.1 --warmup-epochs 0 --epochs 6 --val-every 6",)
+    mixed = (
+        "--multi-label true --mixup 0.1 --warmup-epochs 0 --epochs 6 --val-every 6",
+    )
     here = ("--loader torchvision --workers 0 --ceilings false",)
     train("--data data", *run, *mixed, *here, "--output run").done()
     val = summary(train.cwd / "run")["validation"]
