@@ -133,8 +133,8 @@ def test_the_cause_is_named(cause: str, why: Why) -> None:
     assert (found["binds"]["side"], found["binds"]["stage"]) == (side, stage)
 
 
-SHORT = "samples=160", "begin_ms=150"
-"""Epochs of 20 batches, which begin with 0.15 s in which nothing is trained, unless workers live on."""
+SHORT = "samples=160", "begin_ms=300"
+"""Epochs of 20 batches, which begin with 0.3 s in which nothing is trained, unless workers live on."""
 
 
 def test_workers_that_start_anew_each_epoch(why: Why) -> None:
