@@ -167,7 +167,6 @@ def words(flags: Mapping[str, Any]) -> list[str]:
             arguments += [flag, *map(str, each)]
         elif each is not None:
             value = str(each).lower() if isinstance(each, bool) else each
-            arguments.append(
-                f"{flag}={value}"
-            )  # --flags has words that begin like flags
+            # --flags has words that begin like flags
+            arguments.append(f"{flag}={value}")
     return arguments

@@ -51,7 +51,7 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
 def test_after_ctrl_c_the_last_line_says_how_to_go_on(
     train: Runner, pictures: Path
 ) -> None:
-    """Of torchrun's, whose traceback comes behind all that its ranks say; the process that says it then ends.
+    """torchrun's traceback comes behind all that its ranks say, so a process says the line behind it, and then ends.
 
     The command is the package's own.
     """
