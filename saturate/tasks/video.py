@@ -197,10 +197,11 @@ class VideoKind(ClassificationKind):
 
     def strip(self, split: Split[Any]) -> Callable[[int], Image.Image]:
         """Return what draws FRAMES of a video, spread evenly, side by side."""
-        # with PyAV and numba, which images do without
-        from saturate.loaders.videos.pyav import displayed
 
         def drawn(sample: int) -> Image.Image:
+            # with PyAV and numba, which a run that draws none does without
+            from saturate.loaders.videos.pyav import displayed
+
             first = int(split.columns.first[sample])
             last = first + int(split.columns.frames[sample]) - 1
             places = np.linspace(first, last, FRAMES).round().astype(int).tolist()
