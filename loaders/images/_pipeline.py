@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from saturate.contracts import Array, Feed, ImageColumns, Plan, UserError
-from saturate.loaders._dali import first_line, import_dali, memory_named
+from saturate.loaders._dali import first_line, held, import_dali, memory_named
 from saturate.loaders._staging import Staged, Stager, without
 from saturate.loaders.images._dali_rows import Known, Prepared
 
@@ -127,6 +127,7 @@ def build(
             )
         pipeline.set_outputs(image, data.shape())
     pipeline.build()
+    held.clear()
     return pipeline
 
 

@@ -218,10 +218,13 @@ began_s: float | None = None
 """When this process was told to be a trainer, in seconds of time.time; None in a run without --unkillable."""
 
 
-def begin(words: Sequence[str]) -> None:
-    """Become an agent where `words`, a command line, have --unkillable; this returns in its trainers alone."""
+def begin(words: Sequence[str], rehearse: Callable[[Any], object]) -> None:
+    """Become an agent where `words`, a command line, have --unkillable; this returns in its trainers alone.
+
+    A warm spare calls `rehearse` with its torch.device, where that is a GPU, before it waits.
+    """
     if any(word.startswith(FLAG) for word in words):
-        Agent(words).run()
+        Agent(words, rehearse).run()
 
 
 def another_has_ended() -> None:
@@ -238,7 +241,7 @@ def patience_s() -> float:
 class Agent:
     """The process that outlives a rank's trainers. It has one thread and has not started CUDA, since it forks."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], rehearse: Callable[[Any], object]) -> None:
         slurm.set_variables()
         self.size = int(os.environ.get("WORLD_SIZE", 1))
         rank = os.environ.get("RANK", "0")
@@ -255,6 +258,7 @@ class Agent:
         self._trainer = 0
         # a process that waits to become the next trainer, and the pipe by which it is told its place; 0: there is none
         self._spare = self._tells = 0
+        self._rehearse = rehearse
         self.memory.is_warm = SPARE in " ".join(words).replace("=", " ").lower()
         self._says_memory = True
         self._asked = 0  # the signal that has come
@@ -492,6 +496,7 @@ class Agent:
             features.mm(features)
             torch.cuda.synchronize()
             with_cuda = " and a CUDA context"
+            self._rehearse(device)
         if self._says_memory and os.environ.get("LOCAL_RANK", "0") == "0":
             own = psutil.Process().memory_full_info().uss >> 20
             notify(

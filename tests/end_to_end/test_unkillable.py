@@ -363,7 +363,7 @@ def slow_fork():
         time.sleep(1.5)
     return pid
 os.fork = slow_fork
-unkillable.begin(["--unkillable=1"])
+unkillable.begin(["--unkillable=1"], print)
 time.sleep(60)
 """
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
 
 from saturate.contracts import Feed
+from saturate.loaders._dali import hold_decoder
+from saturate.loaders.images import _pipeline
 from tests.conformance import checks
 from tests.conformance.looking import seen
 from tests.conformance.scenes import Backend, Scene
@@ -77,3 +80,21 @@ def test_a_closed_loader_that_somebody_holds_holds_nothing(
             )  # and nobody keeps the last one
         held.append(loader)
     assert device_mib() <= before + 2.0
+
+
+def test_a_pipeline_is_built_sooner_beside_a_decoder_that_is_held(
+    photographs: Scene, device: torch.device
+) -> None:
+    """A warm spare relies on it: where it fails, nvJPEG sets its engines up for each decoder, or for none."""
+    feed = photographs.feed(device, batch_size=8, image_size=224)
+
+    def seconds() -> float:
+        gc.collect()  # no other decoder lives
+        began_s = time.perf_counter()
+        _pipeline.build(feed, device=device, reads=True)
+        return time.perf_counter() - began_s
+
+    seconds()  # loads kernels
+    alone = seconds()
+    hold_decoder(device.index)
+    assert seconds() < alone / 2

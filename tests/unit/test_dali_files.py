@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from saturate.contracts import UserError
-from saturate.loaders import open_loader
+from saturate.loaders import _dali, open_loader
 from saturate.loaders.images import _pipeline
 from saturate.loaders.images._dali_rows import Known, PathPreparer
 from saturate.loaders.images._pipeline import Runner
@@ -119,3 +119,11 @@ def test_what_is_no_fault_of_the_files(
         next(runner.run(prepare(rows, Known()) for rows in feed.plan.rows(0, 0)))
     assert Failing.made == [None] + tries * [1]
     prepare.close()
+
+
+def test_a_decoder_is_held_until_a_loader_has_its_own(tmp_path: Path) -> None:
+    _dali.hold_decoder(None)
+    held = weakref.ref(_dali.held[0])
+    with open_loader("dali-cpu", made(tmp_path, 0, 2).feed(batch_size=2)) as loader:
+        next(loader.batches(0, 0))
+    assert held() is None
