@@ -47,6 +47,7 @@ class Outcome:
     failed: list[int]  # ids over all ranks
     pass_s: float
     score_s: float  # that Metric.result took
+    loader_s: float = 0.0  # that the loader took to open and to close
     reader: str = ""  # of the loader
     counts: Counts | None = None  # of the loader
 
@@ -75,7 +76,12 @@ class Outcome:
             if extras:
                 figures["extras"] = extras
         waited = self.score_s + time.perf_counter() - began
-        seconds = {"pass": self.pass_s, "score": score_s, "waited": waited}
+        seconds = {
+            "loader": self.loader_s,
+            "pass": self.pass_s,
+            "score": score_s,
+            "waited": waited,
+        }
         return figures | {"failed": self.failed, "seconds": seconds}
 
     def cancel(self) -> None:

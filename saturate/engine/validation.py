@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -161,6 +162,7 @@ class Validation:
     ) -> Outcome | None:
         """Pass over the validation set with the network as it is now; None when a signal came."""
         assert self.open_loader is not None
+        began_s = time.perf_counter()
         with (
             memory.validating(self.plan.batches.rows),
             # images and tensors of a forward pass would otherwise lie beside a graph's memory
@@ -199,6 +201,9 @@ class Validation:
         self._notes_are_reported = True
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
+        if outcome is not None:
+            of_pass = outcome.pass_s + outcome.score_s
+            outcome.loader_s = time.perf_counter() - began_s - of_pass
         return outcome
 
     def settle(self, progress: Progress) -> None:

@@ -402,7 +402,10 @@ FACTS = (
     Fact("settings", "as asked for, in config.yaml too"),
     Fact("versions", "of what is installed and can change a figure"),
     Fact("validation", "the task's figures, of the last one; their curves are `val/`"),
-    Fact("validation_s", "seconds of its pass and scoring, and of waiting for that"),
+    Fact(
+        "validation_s",
+        "seconds of opening and closing its loader, its pass, scoring, and waiting for that",
+    ),
     Fact("now.train_loss", "mean since the last validation", column="train_loss"),
     Fact("now.loss", "mean; the curves of its terms are `loss/`", Curve("train/loss")),
     Fact("now.lr", "learning rate", Curve("train/lr"), column="lr"),

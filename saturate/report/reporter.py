@@ -423,7 +423,7 @@ class Reporter:
         which += ", network (average)" if of_average else ""
         text = figures(of_weights, self._task.figures, of_average)
         if took := self._validation_s:  # what kept training waiting
-            text += f"  in {took['pass'] + took['waited']:.1f} s"
+            text += f"  in {took['loader'] + took['pass'] + took['waited']:.1f} s"
         text += f"  best.pt is of the {best}" if best else ""
         self._console.info(f"validated{which}: {text}")
 

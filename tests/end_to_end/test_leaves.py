@@ -40,7 +40,7 @@ number efficiency hardware.cores rate.steady rate.spread.min rate.spread.max rat
 number ceiling.compute.rate ceiling.compute.spread.n ceiling.loader.rate ceiling.loader.spread.n
 number duration_s goodput.share goodput.seconds.steps goodput.seconds.start goodput.seconds.scan
 number data_wait.ms data_wait.share validation.top1 validation.ece validation.loss best.value
-number validation_s.pass validation_s.score validation_s.waited memory.host_gib
+number validation_s.loader validation_s.pass validation_s.score validation_s.waited memory.host_gib
 here bound rate.first_epoch memory.allocated_gib memory.reserved_gib memory.device_gib
 here gpu.utilisation gpu.power_w cpu.utilisation cpu.steal
 """

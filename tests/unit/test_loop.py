@@ -190,6 +190,26 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
     assert [later.waited for later in toy.later] == [0, 1]
 
 
+def test_a_validation_takes_as_long_as_its_loader_opens_and_closes(
+    tmp_path: Path,
+) -> None:
+    toy = Toy(tmp_path, 1, 0.25)
+    validation = toy.training.validation
+    at_once = validation.open_loader
+    assert at_once is not None
+
+    def slow() -> Any:
+        time.sleep(0.3)
+        loader: Any = at_once()
+        loader.__exit__.side_effect = lambda *_: time.sleep(0.2)
+        return loader
+
+    validation.open_loader = slow
+    assert toy.training.fit()
+    (result,), _ = toy.report.validated.call_args
+    assert 0.5 <= result["seconds"]["loader"] < 1.5 and result["seconds"]["pass"] < 0.3
+
+
 @pytest.mark.parametrize(("step", "warnings"), [(0, 1), (2, 0)])
 def test_a_run_that_is_over_has_no_warm_up_to_warn_of(
     step: int, warnings: int, tmp_path: Path

@@ -41,7 +41,7 @@ def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
     result = {
         **RESULT,
         "failed": [],
-        "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5},
+        "seconds": {"loader": 1.0, "pass": 2.0, "score": 1.5, "waited": 0.5},
     }
     told = Told(tmp_path, None, KIND)
     for step in (10, 20):
