@@ -320,6 +320,10 @@ def _cores_alone(model: Model, others: Any) -> Limits:
     # no more is gained than others have taken, nor than workers have waited for a core
     cores = look_up(model.summary, "hardware.cores")
     gain = cores / max(cores - others, WORTH * cores)
+    if busy := look_up(model.summary, "cpu.utilisation"):
+        # its threads fill no more than a core each
+        most = min(cores, look_up(model.summary, "cpu.threads") or cores)
+        gain = min(gain, max(most / max(busy * cores - others, WORTH), 1.0))
     on_gpu = look_up(model.summary, "hardware.gpu")
     stretched = model.stretched() or gain
     loader = min(gain, stretched) * model.loader

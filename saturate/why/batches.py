@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +19,35 @@ SETTINGS = (
 """Settings of a DataLoader that are told."""
 
 
-def samples_of(batch: Any) -> int:
+def samples_of(batch: Any, size: int | None = None) -> int:
+    """Return how many samples a batch holds; 0 where nobody can see that.
+
+    `size` is what its loader takes together. A batch in which nothing is as long is an epoch's last one, where there
+    is something shorter, and else samples of several lengths. Without a size it is the length of the first tensor,
+    array or list of images.
+    """
+    if size is None:
+        return _first_length(batch)
+    lengths = Counter(length for length in _lengths(batch) if 0 < length <= size)
+    if not lengths or size in lengths:
+        return size
+    return lengths.most_common(1)[0][0]
+
+
+def _lengths(batch: Any) -> Iterator[int]:
+    """Yield the lengths of all tensors, arrays and lists of a batch."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        yield from shape[:1]
+        return
+    parts = parts_of(batch)
+    if isinstance(batch, list):
+        yield len(parts)
+    for part in parts:
+        yield from _lengths(part)
+
+
+def _first_length(batch: Any) -> int:
     """Return the length of the first tensor or array found in a batch, or of its first list of images; 0 where there
     is none.
     """
@@ -29,7 +59,7 @@ def samples_of(batch: Any) -> int:
     # tensors of three dimensions and one or three channels, or dictionaries with such
     if isinstance(batch, (list, tuple)) and firsts and all(map(_is_image, firsts)):
         return len(parts)
-    return next((count for count in map(samples_of, parts) if count), 0)
+    return next((count for count in map(_first_length, parts) if count), 0)
 
 
 def _is_image(tensor: Any) -> bool:

@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from saturate.contracts import counted
 from saturate.why import hooks, undo, verdict
 from saturate.why.hooks import GO_ON, RESULT
 
@@ -72,9 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = ran(words, folder, options)
         undone = undo.back(folder)
         if not (folder / RESULT).exists():
-            if undone:
-                files = f"{counted(undone, 'file')} {verdict.UNDONE}"
-                print(f"saturate why: not kept: {files}", file=sys.stderr)
+            for title, text in verdict.of_files(undone).items():
+                print(f"saturate why: {title}: {text}", file=sys.stderr)
             return code or refused(f"not measured: {why_not(folder)}")
         if options.then == GO_ON:
             return code
@@ -85,10 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def tell(folder: Path, options: Any, undone: int) -> None:
+def tell(folder: Path, options: Any, undone: undo.Undone) -> None:
     """Print the table, once for all ranks, and write --json."""
     ranks = json.loads((folder / RESULT).read_text())
-    result = verdict.summary(ranks) | {"undone": undone}
+    result = verdict.summary(ranks) | undone._asdict()
     if int(os.environ.get("RANK", 0)) == 0:
         print("\n".join(verdict.lines(result)), flush=True)
         if options.json:
@@ -116,7 +114,7 @@ def ran(words: Sequence[str], folder: Path, options: Any) -> int:
     while (code := process.poll()) is None:
         time.sleep(POLLS_EVERY_S)
         if options.then == GO_ON and (folder / RESULT).exists():
-            tell(folder, options, 0)
+            tell(folder, options, undo.Undone())
             code = process.wait()
             break
     return 128 - code if code < 0 else code

@@ -215,6 +215,7 @@ class Run:
         settings = settings_of(loader)
         self._workers = max(settings.get("num_workers", 0), 1)
         self.facts["loader"] = {"kind": type(loader).__name__, **settings}
+        self.facts["is_guess"] = not (self.samples or "batch_size" in settings)
 
     def _end_pause(self) -> None:
         """Count what has passed since a validation began as no time of training."""
@@ -264,10 +265,13 @@ class Run:
         if self._decision is KEEP:
             # before the loop has it, which may change it
             self._saved_batches.append(KeptBatch(batch))
-        counts["samples"] += self.samples or samples_of(batch)
+        counts["samples"] += self._samples_of(batch)
         epoch.given += 1
         self._decision = None
         return batch
+
+    def _samples_of(self, batch: Any) -> int:
+        return self.samples or samples_of(batch, self.facts["loader"].get("batch_size"))
 
     def _following(self, pull: Callable[[], Any]) -> Any:
         """Return the loader's next batch, of its next epoch where a drain has taken some of the program's."""
@@ -361,6 +365,8 @@ class Run:
         if cores() == len(os.sched_getaffinity(0)):
             now = neighbours.cpu_time(self.launcher)
             self.facts["other_cores"] = neighbours.cores_taken(others, now)
+        workers = self.facts["loader"].get("num_workers", 0)
+        self.facts["threads"] = torch.get_num_threads() + workers
         self.facts["epoch"] = {
             "batches": length_of(self._loader),
             "gap_s": self._gap_s(),
@@ -378,7 +384,8 @@ class Run:
             # one of the ranks that have this folder
             with suppress(FileExistsError):
                 (self.folder / "undone").mkdir()
-                undo.back(self.folder)
+                if changed := undo.back(self.folder).in_place:
+                    notify(f"not undone: {undo.IN_PLACE}{', '.join(changed)}")
             self._gathered("")
 
     def _tries(self, again: Iterator[KeptBatch], step_s: float) -> Iterator[Any]:
@@ -471,7 +478,7 @@ class Run:
                 counts["gap"] += time.perf_counter() - asked_at
                 continue
             took_s = time.perf_counter() - asked_at
-            samples = self.samples or samples_of(batch)
+            samples = self._samples_of(batch)
             samples_of_epoch += samples
             if first_batches:
                 # one of each worker is made while the epoch begins

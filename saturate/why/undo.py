@@ -3,7 +3,8 @@
 Such a step has trained on them, so that a checkpoint of it is worth nothing, and none that was there may be lost for
 it. Programs save on Ctrl-C, keep the newest few, and copy what they have saved: all of that happens as it does without
 us, and `back` leaves checkpoints as they were, by a journal of each process. Files with other endings, such as logs,
-are left as the program has written them, and so is what another process writes.
+are left as the program has written them, and so is what another process writes. A checkpoint that is changed in place
+is named: it may be a large file of data that is mapped, which nobody wants to have copied.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SUFFIXES = (
     *(".bin", ".ckpt", ".distcp", ".h5", ".npy", ".npz", ".onnx"),
@@ -26,6 +27,7 @@ SUFFIXES = (
 """Files with these endings are checkpoints."""
 WRITTEN = "saturate.why.written"
 """Event of what writes a file without Python's knowledge, with its path."""
+IN_PLACE = "changed in place after its step was given batches again: "
 
 
 class Journal:
@@ -59,6 +61,8 @@ class Journal:
             return
         if flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.lexists(path)):
             self.written(path)
+        elif flags & (os.O_WRONLY | os.O_RDWR):
+            self._note(path=os.path.realpath(os.fsdecode(path)), is_in_place=True)
 
     def written(self, path: Any) -> None:
         """Note a file of any name that is written anew."""
@@ -98,9 +102,11 @@ class Journal:
         if os.path.lexists(path):
             aside = f"{path}.before-why-{os.getpid()}"
             _keep(path, aside)
-        line = {"path": path, "aside": aside, "is_folder": is_folder, "at": time.time()}
+        self._note(path=path, aside=aside, is_folder=is_folder)
+
+    def _note(self, **what: Any) -> None:
         with self.file.open("a") as file:
-            print(json.dumps(line), file=file)
+            print(json.dumps({**what, "at": time.time()}), file=file)
 
 
 EVENTS: dict[str, Callable[..., None]] = {
@@ -144,13 +150,25 @@ def _link(path: str, aside: str) -> None:
         shutil.copy2(path, aside, follow_symlinks=False)
 
 
-def back(folder: Path) -> int:
-    """Undo what the journals in a folder tell, the last of it first; return how many files that were."""
+class Undone(NamedTuple):
+    """How many files are as they were, and which are not, since the program has changed them in place."""
+
+    undone: int = 0
+    in_place: Sequence[str] = ()
+
+
+def back(folder: Path) -> Undone:
+    """Undo what the journals in a folder tell, the last of it first."""
     lines = []
+    in_place = dict[str, float]()  # when it was opened first
     for journal in folder.glob("files-*"):
         for text in journal.read_text().splitlines():
             with suppress(ValueError):  # the process was killed as it wrote
-                lines.append(json.loads(text))
+                line = json.loads(text)
+                if line.get("is_in_place"):
+                    in_place.setdefault(line["path"], line["at"])
+                else:
+                    lines.append(line)
         journal.unlink()
     paths = {line["path"] for line in lines if not line["is_folder"]}
     for line in sorted(lines, key=lambda line: -line["at"]):
@@ -168,4 +186,9 @@ def back(folder: Path) -> int:
                 os.unlink(path)
         if is_saved:
             os.rename(aside, path)
-    return len(paths)
+    changed = []
+    for path, opened_at in in_place.items():
+        with suppress(OSError):
+            if path not in paths and os.stat(path).st_mtime >= opened_at:
+                changed.append(path)
+    return Undone(len(paths), sorted(changed))

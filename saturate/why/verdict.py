@@ -15,6 +15,7 @@ from saturate.contracts import RateWindow, counted
 from saturate.report import meter, stages, what_if
 from saturate.report.advice import NEIGHBOURS, WORTH, Summary, first_of
 from saturate.report.facts import FACTS, bound_of, busiest
+from saturate.why import undo
 
 MORE_WORKERS_GIVE = 1.02
 """More workers are told where they give so many times the rate of fewer."""
@@ -27,6 +28,7 @@ NO_STEP = "batches: no step of an optimiser was seen"
 UNDONE = (
     "that it saved after its step was given batches again; those of before are back"
 )
+GUESS = "{} samples, as its first tensor is long; --samples N if that is wrong"
 
 WORDS = {
     "workers": "num_workers={}",
@@ -91,7 +93,9 @@ def summary(ranks: Sequence[Rank]) -> dict[str, Any]:
         "cpu": {
             "others": others,
             "utilisation": (used + (others or 0.0)) / cores,
+            "threads": sum(rank["threads"] for rank in ranks),
         },
+        "is_guess": first["is_guess"],
         "data_wait": {
             "ms": 1e3 * own["wait"] / own["batches"],
             "share": own["wait"] / active_s,
@@ -375,14 +379,14 @@ def lines(values: Summary) -> list[str]:
     largest = sorted(shares, key=shares.__getitem__, reverse=True)[:4]
     workers = [f"{name} {shares[name]:.0%}{_most(values, name)}" for name in largest]
     waits = ", ".join(f"{place} {count} x" for place, count in values["syncs"].items())
-    undone = counted(values["undone"], "file")
     rows += [
         ("workers", ", ".join(workers)),
         ("between epochs", _share(values["idle_epochs"])),
         ("validation", _share(_of_validation(values))),
         ("waits for GPU", waits and f"{waits} a step"),
         ("not measured", _unmeasured(values)),
-        ("not kept", f"{undone} {UNDONE}" if values["undone"] else ""),
+        ("a batch", GUESS.format(values["batch_size"]) if values["is_guess"] else ""),
+        *of_files(undo.Undone(values["undone"], values.get("in_place", ()))).items(),
         ("counted", NO_STEP if values["counts_batches"] else ""),
         ("change first", _first(values)),
     ]
@@ -392,6 +396,16 @@ def lines(values: Summary) -> list[str]:
         for index, line in enumerate(textwrap.wrap(text, WIDTH - 18)):
             table.append(f"{'' if index else title:<16}  {line}")
     return [*table, "-" * WIDTH]
+
+
+def of_files(of_program: undo.Undone) -> dict[str, str]:
+    """Return by title what is told of files that the program has saved."""
+    texts = {}
+    if of_program.undone:
+        texts["not kept"] = f"{counted(of_program.undone, 'file')} {UNDONE}"
+    if of_program.in_place:
+        texts["not undone"] = undo.IN_PLACE + ", ".join(of_program.in_place)
+    return texts
 
 
 def _most(values: Summary, stage: str) -> str:

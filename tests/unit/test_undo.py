@@ -52,7 +52,7 @@ def test_files_are_those_of_before(how: str, tmp_path: Path) -> None:
     before = files_of(here)
     assert saved(SAVES[how], here, other, tmp_path) == ("fails" in how)
     assert files_of(here) != before, "the plant saves nothing"
-    assert undo.back(tmp_path) > 0
+    assert undo.back(tmp_path).undone > 0
     assert files_of(here) == before
 
 
@@ -65,9 +65,21 @@ def test_two_processes_that_save_one_file(tmp_path: Path) -> None:
     # of a process that was killed as it wrote
     with next(tmp_path.glob("files-*")).open("a") as file:
         file.write('{"path": "')
-    assert undo.back(tmp_path) == 2
+    assert undo.back(tmp_path).undone == 2
     assert files_of(here) == {"last.pt": b"old"}
-    assert undo.back(tmp_path) == 0
+    assert undo.back(tmp_path).undone == 0
+
+
+def test_what_is_changed_in_place_is_named(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("state.bin", "data.npy", "notes.txt"):
+        (here / name).write_text("old")
+        os.utime(here / name, (1e9, 1e9))
+    plant = "open('state.bin', 'r+b').write(b'new'); open('data.npy', 'r+b'); open('notes.txt', 'a').write('x')"
+    assert saved(plant, here, here, tmp_path) == 0
+    assert undo.back(tmp_path) == undo.Undone(0, [str(here / "state.bin")])
+    assert files_of(here)["data.npy"] == b"old"
 
 
 def saved(plant: str, here: Path, other: Path, journals: Path) -> int:

@@ -42,6 +42,8 @@ def rank(
         "split_ms": {"forward": 4.0, "backward": 6.0},
         "epoch": {"batches": 0, "gap_s": 0.0},
         "decoders": {},
+        "threads": 5,
+        "is_guess": False,
         **more,
     }
 

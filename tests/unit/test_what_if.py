@@ -272,6 +272,13 @@ def test_neighbours_on_the_cores(others: float, gains: list[float]) -> None:
     if gains == [1.0]:
         gain = predicted(half, "these cores alone")["gain"]
         assert gain == pytest.approx(24 / 18 - 1, abs=0.02)
+    # a loop of one thread that had 0.6 of a core, where others took nine tenths of the cores, gets one at most
+    one = summary(
+        cpu={"utilisation": (0.6 + 14.4) / 16, "others": 14.4, "threads": 1},
+        ceiling={"compute": {"rate": 330.0}, "loader": {"rate": 1e4}},
+    )
+    gain = predicted(one, "these cores alone")["gain"]
+    assert gain == pytest.approx(1 / 0.6 - 1, abs=0.02)
     # who waits for storage, and gets a core at once, gains nothing
     waits = summary(cpu={"utilisation": 0.9, "others": 9.0})
     assert predicted(waits, "these cores alone")["gain"] == pytest.approx(0.0, abs=0.01)

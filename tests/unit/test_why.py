@@ -34,6 +34,25 @@ def test_samples_of_a_batch(batch: str) -> None:
     assert batches.samples_of(content) == count
 
 
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ((t(8, 3, 4, 4), t(8)), 8),
+        # something of all samples comes first, samples of several lengths, a list of crops
+        ((torch.tensor([16, 16]), t(8, 3, 4, 4), t(8)), 8),
+        (([t(300), t(120)] * 4, t(8)), 8),
+        ([t(8, 3, 4, 4), t(8, 3, 2, 2)], 8),
+        # an epoch's last one
+        ((torch.tensor([16, 16]), t(5, 3, 4, 4), t(5)), 5),
+        # graphs, whose nodes lie behind each other
+        ({"x": t(97, 4), "edges": t(300, 2)}, 8),
+        (object(), 8),
+    ],
+)
+def test_samples_of_a_batch_whose_loader_has_a_size(batch: Any, count: int) -> None:
+    assert batches.samples_of(batch, 8) == count
+
+
 def changed_in_place(batch: dict[str, Any]) -> None:
     batch["x"].mul_(2)
 
@@ -132,7 +151,7 @@ def test_files_that_are_gone_are_told_of_a_program_that_failed(
 ) -> None:
     monkeypatch.setattr(launch, "ran", lambda *_: 7)
     for undone in (0, 3):
-        monkeypatch.setattr(undo, "back", lambda _, count=undone: count)
+        monkeypatch.setattr(undo, "back", lambda _, count=undone: undo.Undone(count))
         assert launch.main(["--", "program.py"]) == 7
         said = capsys.readouterr().err
         assert ("not kept: 3 files that it saved" in said) == bool(undone)
