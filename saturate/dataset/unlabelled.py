@@ -100,7 +100,9 @@ def open_unlabelled(
     for sample in reversed(range(len(columns))):
         samples_of.setdefault(os.path.normpath(columns.path(sample)), []).append(sample)
     lines = (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    why = dict(line.rsplit("\t", 1) for line in lines if "\t" in line) | refused
+    # a list of videos has them relative to its own folder
+    told = (line.rsplit("\t", 1) for line in lines if "\t" in line)
+    why = {os.path.normpath(path): reason for path, reason in told} | refused
     unread = f"cannot be read as {file_tree.ARTICLE[what]} {what}"
     samples = np.full(len(paths), -1, np.int64)
     errors = {}
@@ -108,7 +110,7 @@ def open_unlabelled(
         if own := samples_of.get(os.path.normpath(path)):
             samples[place] = own.pop()
         else:
-            errors[place] = why.get(printable(path), unread)
+            errors[place] = why.get(os.path.normpath(printable(path)), unread)
     return Unlabelled(split=split, names=tuple(names), samples=samples, errors=errors)
 
 
@@ -166,7 +168,7 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
     for number, fields in parsed.records():
         name = fields[0]
         if parsed.separator == BLANK and len(fields) > 1:
-            whole = " ".join(fields)
+            whole = parsed.line  # the path may hold several blanks in a row
             if os.path.exists(path.parent / whole) or not os.path.exists(
                 path.parent / name
             ):

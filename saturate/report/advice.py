@@ -22,8 +22,7 @@ FIRST_BATCHES = "first batches"
 """The stage that then binds."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
 PAUSES = {
-    "validation": "Validations take {:.0%} of the run: a larger --val-every makes fewer of them, and a larger "
-    "--val-batch-size may make them faster.",
+    "validation": "Validations take {:.0%} of the run: {}.",
     "checkpoint": "Checkpoints take {:.0%} of the run: name an --output on a faster disk, or write fewer of them "
     "(--save-every-steps, --save-every-minutes, longer epochs).",
 }
@@ -131,6 +130,17 @@ def first_of(causes: Sequence[Cause], summary: Summary) -> str:
     return ""
 
 
+def _of_validations(summary: Summary) -> str:
+    """Say how validations take less of this run."""
+    settings = summary.get("settings") or {}
+    remedies = ["more --epochs for the one that each run has"]
+    if (summary.get("epochs") or 2) > 1:
+        remedies = ["a larger --val-every makes fewer of them"]
+    if settings.get("task") != "superres":
+        remedies.append("a larger --val-batch-size may make them faster")
+    return ", and ".join(remedies)
+
+
 def advice(summary: Summary) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None.
 
@@ -139,7 +149,7 @@ def advice(summary: Summary) -> str:
     binds = summary.get("binds") or {}
     side, stage = binds.get("side"), binds.get("stage", "")
     if side == "pause":
-        return PAUSES[stage].format(binds["share"])
+        return PAUSES[stage].format(binds["share"], _of_validations(summary))
     if look_up(summary, "rate.steady") is None or look_up(summary, "rate.short"):
         return "Train for longer: a window of the rate is at least 2 s and starts after the warm-up."
     # before all that is told of figures which were measured beside them

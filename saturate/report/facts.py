@@ -255,6 +255,13 @@ def reached(what: Mapping[str, Any], _: Summary) -> str:
     return f"{what['figure']} after epoch {what['epoch']}, {spent(what)}"
 
 
+def _without_boxes(count: int, _: Summary) -> str:
+    """Say how many images of detection have nothing to learn."""
+    if not count:
+        return ""
+    return f"{counted(count, 'image')} without a box to train on; --keep-empty true takes them"
+
+
 def _dropped(dropped: int, values: Summary) -> str:
     """Say how many samples were the tails of epochs, too few for a step."""
     if not dropped:
@@ -392,6 +399,11 @@ FACTS = (
         "learning.one_answer",
         "the class that the last validation took all samples for",
         line=Line("one answer", learning.ONE_ANSWER),
+    ),
+    Fact(
+        "without_boxes",
+        "images that are not trained on, since they have no box",
+        line=Line("no box", _without_boxes),
     ),
     Fact("samples_dropped", "tails of epochs", line=Line("left out", _dropped)),
     Fact("samples_failed", "ids, not decoded", line=Line("not decoded", _not_decoded)),

@@ -24,9 +24,11 @@ def overfits(values: Summary) -> dict[str, Any] | None:
     """Return the `epoch`, from 1, since which the loss of validation rises, the `least` and the `last`; None where it
     does not."""
     losses = []
-    for epoch, figures in look_up(values, "now.validations") or []:
-        # of the average, where there is one
-        loss = figures.get("ema_loss", figures.get("loss"))
+    validations = look_up(values, "now.validations") or []
+    # of the average, where there was one all the time: its losses are not those of the network
+    of_average = all("ema_loss" in figures for _, figures in validations)
+    for epoch, figures in validations:
+        loss = figures.get("ema_loss" if of_average else "loss")
         if epoch is not None and loss is not None and math.isfinite(loss):
             losses.append((epoch, loss))
     if not losses:

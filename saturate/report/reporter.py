@@ -394,8 +394,11 @@ class Reporter:
             EMA + name: value for name, value in of_average.items()
         }
         self._validations.append((epoch, self._validation))
-        of_last = (averaged or result).get("extras", {})
-        self._of_last_pass = of_last.get("learning", {})
+        self._of_last_pass = dict(result.get("extras", {}).get("learning", {}))
+        if averaged:  # what is told has to be so of both
+            told = averaged.get("extras", {}).get("learning", {})
+            for name in self._of_last_pass.keys() - told.keys():
+                del self._of_last_pass[name]
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
         self._validation_counts = counts or Counts()

@@ -39,8 +39,10 @@ STEPS = 3
 
 
 def require_gpu(settings: Resolved) -> None:
-    """Raise UserError for --batch-size auto without a GPU."""
+    """Raise UserError for --batch-size auto and --gpu-price without a GPU."""
     asked = settings.config.loading.batch_size
+    if settings.config.run.gpu_price and settings.device.type != "cuda":
+        raise UserError("--gpu-price is of GPUs, and no GPU is here; leave it out")
     if asked == "auto" and settings.device.type != "cuda":
         raise UserError(
             "--batch-size auto measures a GPU's memory, and no GPU is here; name a number"

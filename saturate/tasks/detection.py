@@ -308,6 +308,7 @@ class DetectionKind(TaskKind):
         centred = plan.policy.centred
         boxes = sum(len(drawn(one, centred=centred)["boxes"]) for one in rows)
         return {
+            "without_boxes": len(plan.columns.height) - plan.samples,
             "instances_per_image": boxes / max(len(rows) * plan.batches.rows, 1),
             "padding": padding(rows),
         }

@@ -255,5 +255,10 @@ def test_a_cpu_and_an_evaluation_refuse_it(tmp_path: Path) -> None:
     settings = replace(settings, device=torch.device("cuda"))
     with pytest.raises(UserError, match="leaves no memory of the GPU for --warm-spare"):
         batch_size.require_gpu(settings)
+    priced = ["--gpu-price", "2.5", "--loader", "synthetic"]
+    start = Start.from_config(parse(priced), (), {}, path=None, origin="")
+    settings = resolve(start, ProcessWorld(torch.device("cpu")))
+    with pytest.raises(UserError, match="--gpu-price is of GPUs, and no GPU is here"):
+        batch_size.require_gpu(settings)
     with pytest.raises(UserError, match="--batch-size auto is for training"):
         parse(["--batch-size", "auto", "--predict", str(tmp_path)])

@@ -52,6 +52,20 @@ def least(samples: int) -> dict[str, Any]:
         ),
         ("overfits", validations(1.0, 2.0, name="ema_loss"), "since epoch 1, 1 to 2"),
         ("overfits", validations(None, None), ""),
+        # a run that went on with --ema: 1.71 is the network's loss, and both fall
+        (
+            "overfits",
+            {
+                "now": {
+                    "validations": [
+                        (0, {"loss": 1.71}),
+                        (0, {"loss": 1.7, "ema_loss": 6.85}),
+                        (1, {"loss": 1.6, "ema_loss": 2.48}),
+                    ]
+                }
+            },
+            "",
+        ),
         ("overfits", {"now": {"validations": [(None, {"loss": 1.0})]}}, ""),
         ("fewest", {}, ""),
         ("fewest", {"learning": {"fewest": {}}}, ""),

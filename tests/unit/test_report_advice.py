@@ -133,6 +133,11 @@ VOICES: list[tuple[dict[str, Any], str, str]] = [
     # validation was 60 % of a run, and the advice was fewer --workers
     (summary("contention", **FED, **VALIDATES), "validation", "take 60% of the run: a"),
     (summary("loader", 0.2, **WAITS, **VALIDATES), "validation", "larger --val-every"),
+    (
+        summary("loader", **VALIDATES, epochs=1, settings={"task": "superres"}),
+        "validation",
+        "of the run: more --epochs for the one that each run has.",
+    ),
     (VALIDATES | {"rate": {"active_s": 1.0}}, "validation", "take 98% of the run"),
     (summary("compute", **FED, **SAVES), "checkpoint", "on a faster disk"),
     # a step that is at its ceiling waits for nobody, whatever was measured of its loader

@@ -139,6 +139,20 @@ def test_what_validations_say_of_the_learning_is_in_the_summary(
     assert "now" not in json.loads((tmp_path / "summary.json").read_text())
 
 
+@pytest.mark.parametrize(
+    ("of_network", "said"), [({}, None), ({"one_answer": "b"}, "b")]
+)
+def test_one_answer_of_the_average_alone_is_not_told(
+    of_network: dict[str, str], said: str | None, tmp_path: Path
+) -> None:
+    """Its files, such as classes.csv, are of the network."""
+    told = Told(tmp_path)
+    network = RESULT | {"extras": {"learning": of_network}}
+    average = RESULT | {"extras": {"learning": {"one_answer": "a"}}}
+    told.reporter.validated(network, averaged=average, step=1, epoch=0)
+    assert told.finish(finished=False)["learning"].get("one_answer") == said
+
+
 def test_an_evaluation_has_the_figure_that_its_checkpoint_is_of() -> None:
     both = {"top1": 0.25, "ema_top1": 0.5}
     for of, value in (("network", 0.25), ("average", 0.5)):

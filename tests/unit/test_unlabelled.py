@@ -11,6 +11,7 @@ from PIL import Image
 from saturate.dataset.unlabelled import open_unlabelled
 from saturate.settings.data import Data
 from tests.unit.folders import JPEG, fill
+from tests.unit.video_files import make
 
 
 def test_what_is_no_file_has_a_place_and_a_reason(tmp_path: Path) -> None:
@@ -25,6 +26,28 @@ def test_what_is_no_file_has_a_place_and_a_reason(tmp_path: Path) -> None:
     assert [os.path.relpath(name, folder) for name in found.names] == names
     assert found.samples.tolist() == [0, -1, 1, -1]
     assert found.errors == {1: "no regular file", 3: "link to a folder that it lies in"}
+
+
+def test_a_list_whose_names_have_several_blanks(tmp_path: Path) -> None:
+    """The other file is there as well."""
+    fill(tmp_path, {"two  blanks.jpg": JPEG, "two blanks.jpg": JPEG, "a.jpg": JPEG})
+    (tmp_path / "list.txt").write_text("two  blanks.jpg\na.jpg 1\n  a.jpg\n")
+    found = open_unlabelled(
+        tmp_path / "list.txt", Data(manifest_dir=tmp_path / "cache"), content="images"
+    )
+    assert found.names == ("two  blanks.jpg", "a.jpg", "a.jpg")
+    assert not found.errors
+
+
+def test_why_a_video_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "clips"
+    fill(folder, {"empty.mp4": b"", "text.mp4": b"no video, " * 100})
+    make(folder / "whole.mp4", frames=6, size=(32, 32))
+    found = open_unlabelled(
+        folder, Data(manifest_dir=tmp_path / "cache"), content="videos"
+    )
+    assert found.errors[0] == "empty file"
+    assert "Invalid data" in found.errors[1]
 
 
 def test_files_are_read_as_they_are_now(tmp_path: Path) -> None:
