@@ -78,7 +78,6 @@ SWEEPS: dict[str, str] = {
     f"{UNIT}preprocessing.py::test_a_detector_as_onnx*[fasterrcnn_resnet50_fpn]": "the smaller one",
     f"{UNIT}preprocessing.py::test_a_detector_as_onnx*[retinanet_resnet50_fpn]": "fcos_tiny, with like steps",
     # demos, benchmarks and installations as a whole
-    f"{UNIT}drills_package.py::test_it_trains*": "test_wheel.py, where no benchmarks are; imports: test_house.py",
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
     f"{RUNS}start_up.py::*[[!c]*]": "classification, by the same code",

@@ -35,14 +35,6 @@ def test_value(train: Runner, pictures: Path, flags: str) -> None:
     assert after == {*before, "process-0"} and not (pictures / "new").exists()
 
 
-def test_answers_to_several_flags_are_a_line_each(train: Runner) -> None:
-    run = train("--model a --drop 0.2")
-    assert run.wait() == 2
-    first, *said = run.err.splitlines()
-    assert first.startswith("train.py: flags: 2 are unknown")
-    assert [line.split(" ")[0] for line in said] == ["--model", "--drop"]
-
-
 def test_checkpoints_of_other_runs(train: Runner, pictures: Path) -> None:
     """What is refused leaves the run as it was."""
     line = train().mistake()

@@ -169,19 +169,6 @@ def test_a_list_keeps_its_order_and_flips_are_averaged(home: Runner) -> None:
         )
 
 
-def test_what_is_exported_answers_as_predict_does(
-    home: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
-    whole, *_ = export.load(home.cwd / "run/last.pt", images=home.cwd / "photos")
-    for row in rows(predicted(home, "--predict data/val --resume run")):
-        pixels = np.array(Image.open(home.cwd / row["path"]))
-        with torch.inference_mode():
-            shares = whole(torch.from_numpy(pixels)[None]).softmax(dim=1)
-        found = float(row["probability"])
-        assert found == pytest.approx(float(shares.max()), abs=3e-3)
-
-
 @pytest.mark.parametrize(
     "plant",
     [
@@ -237,20 +224,6 @@ def refuses(batch: np.ndarray) -> list[np.ndarray]:
 def zeros(batch: np.ndarray) -> list[np.ndarray]:
     """Return the logits of a file that computes something else."""
     return [np.zeros((len(batch), len(CLASSES)), np.float32)]
-
-
-def test_what_is_no_onnx_file_is_not_served(
-    home: Runner, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = str(home.cwd / "photos/cut.jpg")
-    for model in ("gone.onnx", picture):
-        with pytest.raises(SystemExit) as ended_by:
-            serve_example.main(model, picture)
-        assert ended_by.value.code == 2
-        assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
-    with pytest.raises(SystemExit) as ended_by:
-        serve_example.main("gone.onnx", picture, str(home.cwd))
-    assert ended_by.value.code == 2 and "is a folder" in capsys.readouterr().err
 
 
 SHARED = ROOT.parent / "shared" / "data"

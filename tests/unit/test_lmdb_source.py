@@ -226,6 +226,10 @@ DAMAGE: dict[str, tuple[str, Callable[[bytearray, int], object]]] = {
 }
 
 
+OF_A_KEY = "size of a node", "page of a branch", "zeros alone"
+"""Damage that is met also where one key alone is looked for."""
+
+
 @pytest.fixture
 def no_fault_handler() -> Iterator[None]:
     """Pytest's own would write down each process that ends so."""
@@ -237,8 +241,10 @@ def no_fault_handler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_fault_handler")
-@pytest.mark.parametrize("own_list", [False, True], ids=["by-key", "own-list"])
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize(
+    ("kind", "own_list"),
+    [*((kind, False) for kind in DAMAGE), *((kind, True) for kind in OF_A_KEY)],
+)
 def test_a_damaged_page_ends_a_scan_with_a_line(
     kind: str,
     own_list: bool,

@@ -196,9 +196,9 @@ def test_of_two_processes_one_scans(cache: Path, tmp_path: Path) -> None:
 def test_an_interrupted_scan_leaves_nothing(
     number: str, cache: Path, tmp_path: Path
 ) -> None:
-    root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(1600)})
-    # to its end it would take 1,000 s, more than a test may
-    with start(root, cache, 2.0, few=10) as process:
+    root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(400)})
+    # to its end it would take a minute
+    with start(root, cache, 0.5, few=10) as process:
         assert process.stderr
         begin(process)
         if number == "SIGINT":
@@ -211,5 +211,5 @@ def test_an_interrupted_scan_leaves_nothing(
         said = process.stderr.read()  # ends when the last worker has
         assert said.count("Traceback") == (number == "SIGINT")
     assert len(list(cache.rglob("tmp-*"))) == (number == "SIGKILL")
-    assert len(open_folder(root, cache=cache)) == 1600
+    assert len(open_folder(root, cache=cache)) == 400
     assert not list(cache.rglob("tmp-*"))

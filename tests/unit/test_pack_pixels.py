@@ -31,8 +31,9 @@ FILES = {
         {**pictures.odd_files(), **scenes.small(3)}.items()
     )
 }
-FORMS = pytest.mark.parametrize("form", ["lmdb", "tar", "arrow"])
 PIXELS = pytest.mark.parametrize("kind", ["raw", "lz4"])
+PAIRS = [("lmdb", "raw"), ("tar", "lz4"), ("arrow", "raw")]
+STORES = pytest.mark.parametrize(("form", "kind"), PAIRS)
 
 
 def packed(data: Path, form: str, kind: str, *more: str) -> Path:
@@ -47,8 +48,7 @@ def data_of(tmp_path: Path, files: dict[str, bytes]) -> Path:
     return data
 
 
-@FORMS
-@PIXELS
+@STORES
 def test_what_is_stored_are_pillows_pixels(
     form: str, kind: str, tmp_path: Path
 ) -> None:
@@ -73,9 +73,10 @@ def test_what_is_stored_are_pillows_pixels(
                 )
 
 
-@FORMS
-@PIXELS
-@pytest.mark.parametrize("loader", ["torchvision", "dali-fed"])
+@pytest.mark.parametrize(
+    ("form", "kind", "loader"),
+    [(*PAIRS[0], "dali-fed"), (*PAIRS[1], "torchvision"), ("arrow", "lz4", "dali-fed")],
+)
 def test_batches_are_those_of_the_files(
     form: str, kind: str, loader: str, tmp_path: Path
 ) -> None:
@@ -95,8 +96,7 @@ def test_batches_are_those_of_the_files(
         assert not other.failed and torch.equal(one.images, other.images)
 
 
-@FORMS
-@PIXELS
+@STORES
 def test_patches_are_cut_out_of_stored_pixels(
     form: str, kind: str, tmp_path: Path
 ) -> None:

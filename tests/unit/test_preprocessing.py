@@ -14,14 +14,10 @@ from torch import nn
 
 from saturate.contracts import UserError
 from saturate.loaders.images.decoders import resize_window
-from saturate.loaders.videos._planes import Fitter, rgb
 from saturate.models.detection import build, native
 from saturate.plan import windows
-from saturate.plan.clips import fixed_window
 from saturate.run import _export_check, export
 from saturate.run._preprocessing import (
-    ClipFraming,
-    Clips,
     Detections,
     Framing,
     Images,
@@ -83,32 +79,6 @@ def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
 
 LEVELS = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}
 """Pixels that stay grey levels."""
-
-
-@pytest.mark.parametrize("size", [(61, 40), (40, 67), (30, 30)])
-def test_a_clip_is_the_middle_crop_of_the_validation(size: tuple[int, int]) -> None:
-    height, width = size
-    clip = np.random.default_rng(0).integers(0, 256, (2, *size, 3), dtype=np.uint8)
-    framing = ClipFraming(
-        window="center",
-        resize=29,
-        image_size=24,
-        frames=2,
-        stride=1,
-        fps=None,
-        interpolation="bilinear",
-        exif="stored",
-        **LEVELS,
-    )
-    got = Clips(nn.Identity(), framing)(torch.from_numpy(clip)[None])[0]
-    sides = np.array([height]), np.array([width])
-    (region,), (window,) = fixed_window(*sides, np.array([1]), resize=29, crop=24)
-    expected = np.empty((2, 24, 24, 3), np.uint8)
-    for frame, out in zip(clip, expected, strict=True):
-        picture = rgb(frame)
-        Fitter(picture, region, window, (24, 24)).fill(out, picture)
-    difference = np.abs(got.permute(1, 2, 3, 0).numpy() - expected)
-    assert difference.max() <= 1.01 and difference.mean() < 0.3
 
 
 class Seen(nn.Module):

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from saturate.contracts import counted
 from saturate.report.console import Bar, Console
 from saturate.report.facts import rows
 from saturate.report.words import ends
@@ -210,27 +209,6 @@ def test_a_run_begins_with_what_was_chosen_and_why_and_what_it_leaves_out() -> N
     assert stream.getvalue().count("\n") == 3
 
 
-@pytest.mark.parametrize(
-    ("about", "why"),
-    [
-        (
-            {"loader_auto": {"how": "kept", "measured": {"a": 1}}},
-            "fastest of 1, as mea",
-        ),
-        (
-            {"loader_auto": {"how": "checkpoint", "measured": {}}},
-            "as in the checkpoint",
-        ),
-        ({"loaders": ["a"]}, "no other one runs here"),
-        ({"loaders": ["a", "b"]}, "none is measured to evaluate"),
-    ],
-)
-def test_what_auto_has_chosen_has_a_reason(about: dict[str, Any], why: str) -> None:
-    evaluated = {"validation": {"top1": 0.5, "samples": 2}, "auto": {"loader": "a"}}
-    (_, (name, value)) = rows(evaluated | about, KIND)
-    assert name == "chosen by auto" and value.startswith(f"loader a ({why}")
-
-
 def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:
     stream = io.StringIO()
     own = SUMMARY | {"arch": "mine:net"}
@@ -284,26 +262,6 @@ def test_an_evaluation_begins_with_what_its_checkpoint_is_of(
     trained = rows(SUMMARY | {"validation": both, "best": best}, KIND)
     assert trained[:2] == lines
     assert trained[2][1].startswith("92.00% after epoch 7, of the average: ")
-
-
-def test_of_one_thing_there_is_no_plural() -> None:
-    one = {"samples_dropped": 1, "samples": 4, "samples_failed": [3]}
-    one |= {"early_stop": {"epoch": 3, "best_epoch": 1, "validations": 1}}
-    one |= {"validation": {"top1": 0.5, "samples": 1}}
-    one |= {"clips": {"fallbacks": {"vp8": 1}}, "epoch_steps": 1}
-    one |= {"rate": {"steady": 5.0, "spread": {"n": 1, "min": 4.0, "max": 6.0}}}
-    one |= {"binds": {"side": "loader", "stage": "first batches", "share": 0.5}}
-    told = dict(rows(SUMMARY | one | {"data_wait": {"ms": 1.0, "share": 0.5}}, KIND))
-    assert told["top-1"].endswith("of 1 sample")
-    assert told["left out"].startswith("1 sample (20.00%), ")
-    assert told["not decoded"] == "1 sample, see failed.txt"
-    assert told["stopped early"].startswith("after epoch 3: 1 validation no better")
-    assert told["fallback"].startswith("1 clip by pyav")
-    assert told["rate"].endswith("in 1 window)")
-    assert told["change first"].startswith("An epoch has 1 step, and begins")
-    said = [counted(*one) for one in ((1, "class"), (0, "batch"), (1200, "box"))]
-    assert said == ["1 class", "0 batches", "1,200 boxes"]
-    assert [counted(n, "epoch") for n in (1.0, 0.5)] == ["1 epoch", "0.5 epochs"]
 
 
 def test_what_was_not_measured_is_a_dash_or_left_out() -> None:

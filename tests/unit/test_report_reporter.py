@@ -162,13 +162,6 @@ def test_an_evaluation_has_the_figure_that_its_checkpoint_is_of() -> None:
     assert summary.evaluated({}, both, KIND.figures[0]) == {}
 
 
-def test_what_a_run_leaves_out_is_said_behind_its_title(tmp_path: Path) -> None:
-    told = Told(tmp_path, limits={"left out": "few"})
-    assert told.stream.getvalue() == "a\nleft out          few\n"
-    assert "limits" not in told.finish()
-    told.reporter.close()
-
-
 def test_the_checkpoint_that_comes_next(tmp_path: Path) -> None:
     """It is what was evaluated, else best.pt, else last.pt of a run that has trained."""
     ended: dict[str, Any] = {"steps": 3}

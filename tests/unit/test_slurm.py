@@ -119,23 +119,6 @@ def test_two_tasks_meet(runner: Runner) -> None:
     assert refused.err.startswith("one of 2 tasks of Slurm, of unknown place")
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(143, "requeue 7\n"), (2, "")])
-def test_the_jobs_script(tmp_path: Path, code: int, requeued: str) -> None:
-    """srun is told the job's cores for a task, which it does not take from the job; a mistake ends it."""
-    for name, ends in (("srun", code), ("scontrol", 0)):
-        command = tmp_path / name
-        command.write_text(f'#!/bin/sh\necho "$@" > "$0.said"\nexit {ends}\n')
-        command.chmod(0o755)
-    job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "12"}
-    script: list[str | Path] = ["bash", ROOT / "scripts/slurm.sh", "--data", "a b"]
-    assert subprocess.run(script, env=job | path, check=False).returncode == code
-    words = (tmp_path / "srun.said").read_text().split()
-    assert "--cpus-per-task=12" in words[: words.index("python")]
-    asked = tmp_path / "scontrol.said"
-    assert (asked.read_text() if asked.exists() else "") == requeued
-
-
 SRUN = """#!/bin/bash
 printf '%s ' "$@" >> said
 [ -z "$SAVES" ] || date +%N > "$SAVES/last.pt"
@@ -179,9 +162,19 @@ def test_where_no_checkpoint_can_be_looked_at_a_stop_is_requeued(
 def test_tasks_of_an_array_have_an_output_each(
     tmp_path: Path, output: list[str]
 ) -> None:
-    said = job(tmp_path, ["--lr", "1", *output], 0, SLURM_ARRAY_TASK_ID="5")
-    started = said.split("train.py ")[1].split()
-    assert started == ["--resume", "auto", "--lr", "1", *output, "--output", "run-5"]
+    words = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_CPUS_PER_TASK": "12"}
+    srun, started = job(tmp_path, ["--lr", "1", *output], 0, **words).split("train.py ")
+    # srun is told the job's cores for a task, which it does not take from the job
+    assert "--cpus-per-task=12 " in srun
+    assert started.split() == [
+        "--resume",
+        "auto",
+        "--lr",
+        "1",
+        *output,
+        "--output",
+        "run-5",
+    ]
 
 
 def job(
