@@ -50,11 +50,6 @@ SWEEPS: dict[str, str] = {
             "the_cause*[[!v]*]",
         )
     },
-    f"{RUNS}offered.py::*[multi-label]": "classification, whose commands these are; test_multi_label.py",
-    **{
-        f"{RUNS}predict.py::test_an_export_that_frames*[{{'{plant}'*": "bicubic, which changes less"
-        for plant in ("mean", "resize")
-    },
     # other sizes, accumulations and seeds of sets whose last step is short
     f"{RUNS}cut_off.py::test_of_three*[another]": "the host with the store, and killed ranks in test_unkillable.py",
     **{
@@ -62,11 +57,6 @@ SWEEPS: dict[str, str] = {
         for ranks in (2, 4)
     },
     f"{RUNS}why.py::test_an_epoch*[0-0-30]": "the others: one is left early, one begins anew each epoch",
-    f"{RUNS}small_sets.py::*learns[[!0]-*]": "seed 0",
-    **{
-        f"{RUNS}small_sets.py::*[0-{size}*]": "257x8x8x1, 73x2x3x2, and all sizes in test_small_sets.py of units"
-        for size in ("289", "65", "40", "97", "130", "161", "33", "201", "128", "19")
-    },
     # architectures
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{

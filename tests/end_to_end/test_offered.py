@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts import demo_superres
-from tests.end_to_end import test_multi_label, test_video
+from tests.end_to_end import test_video
 from tests.end_to_end.conftest import CLASSES
 from tests.end_to_end.runs import Runner, draw, rows
 from tests.unit.coco_files import write_coco
@@ -22,11 +22,6 @@ TASKS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda folder: draw(folder, classes=CLASSES, train=4, val=2),
         PIXELS,
         "val",
-    ),
-    "multi-label": (
-        test_multi_label.draw,
-        f"--multi-label true {PIXELS}",
-        "photos/val",
     ),
     "detection": (
         lambda folder: write_coco(folder, splits={"train2017": 8, "val2017": 4}),

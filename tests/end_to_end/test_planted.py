@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import planted
-from tests.end_to_end.runs import Runner, draw, summary
+from tests.end_to_end.runs import Runner, summary
 from tests.end_to_end.test_rates import check_rates
 
 FLAGS = """--arch benchmarks.planted:light --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
@@ -46,16 +46,6 @@ def test_what_was_planted_is_named(
     assert (binds["side"], binds["stage"]) == (side, stage), told["stages"]
     if side == "loader":
         assert binds["share"] > 0.5
-
-
-def test_a_validation_that_takes_longer_than_training(
-    train: Runner, tmp_path: Path
-) -> None:
-    data = draw(tmp_path / "data", classes=("one", "two"), train=8, val=24)
-    flags = "--epochs 2 --read-delay-ms 10 --val-every 1 --ceilings false"
-    train(FLAGS, "--data", data, "--output run", flags).done()
-    binds = summary(train.cwd / "run")["binds"]
-    assert (binds["side"], binds["stage"]) == ("pause", "validation")
 
 
 def test_a_case_that_fails_is_no_earlier_run(

@@ -22,21 +22,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FLAGS = f"""--arch tests.end_to_end.networks:tiny --loader torchvision --workers 0 --image-size {SIDE}
     --train-window stretch --val-window stretch --flip 0 --precision fp32 --ceilings false --warmup-epochs 0
     --schedule constant --weight-decay 0 --lr {LR} --val-every 100"""
-CASES = [
-    (257, 8, 8, 1),
-    (289, 16, 1, 1),
-    (65, 8, 2, 2),
-    (40, 3, 1, 1),
-    (97, 32, 1, 1),
-    (130, 4, 16, 1),
-    (161, 8, 1, 2),
-    (33, 32, 1, 1),
-    (201, 2, 10, 1),
-    (73, 2, 3, 2),
-    (128, 16, 1, 1),
-    (19, 2, 2, 2),
-]
-"""Images, --batch-size, --accumulate, ranks."""
+CASES = [(257, 8, 8, 1), (73, 2, 3, 2)]
+"""Images, --batch-size, --accumulate, ranks. Those of units have more."""
 
 
 def draw(folder: Path, count: int, seed: int) -> Path:
@@ -61,9 +48,9 @@ def read(folder: Path) -> TensorDataset:
     return TensorDataset((scaled - mean) / std, torch.tensor(labels))
 
 
-def by_hand(data: Path, batch: int, accumulate: int, epochs: int, seed: int) -> float:
+def by_hand(data: Path, batch: int, accumulate: int, epochs: int) -> float:
     """Train by a loop as people write it; return the share of right answers."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     net = tiny(CLASSES)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
     loader = DataLoader(read(data / "train"), batch, shuffle=True)
@@ -84,19 +71,18 @@ def by_hand(data: Path, batch: int, accumulate: int, epochs: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "x".join(map(str, case)))
-@pytest.mark.parametrize("seed", range(5))
 def test_it_learns_what_a_loop_by_hand_learns(
-    train: Runner, tmp_path: Path, case: tuple[int, ...], seed: int
+    train: Runner, tmp_path: Path, case: tuple[int, ...]
 ) -> None:
     count, batch, accumulate, ranks = case
-    data = draw(tmp_path / "data", count, seed)
+    data = draw(tmp_path / "data", count, 0)
     epochs = 1 + 1600 // count
-    flags = f"--batch-size {batch} --accumulate {accumulate} --epochs {epochs} --seed {seed}"
+    flags = f"--batch-size {batch} --accumulate {accumulate} --epochs {epochs}"
     argv = ("--data", data, "--output", "run", f"{FLAGS} {flags}")
     for process in train.ranks(ranks, *argv):
         assert process.wait() == 0, process.err
     top1 = summary(train.cwd / "run")["validation"]["top1"]
-    assert top1 > by_hand(data, batch, accumulate * ranks, epochs, seed) - 0.02
+    assert top1 > by_hand(data, batch, accumulate * ranks, epochs) - 0.02
 
 
 @pytest.mark.parametrize(

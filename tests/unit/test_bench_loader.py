@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -258,14 +257,6 @@ def test_two_ranks_pass_over_the_files(
     assert figures["files"] == 72
     assert figures["pass_s"] == pytest.approx(72 / figures["rate"])
     assert row["spread"]["rate"]["n"] == row["spread"]["pass_s"]["n"] == 3
-
-
-def test_reads_of_ours_take_longer_too(pictures: Path) -> None:
-    data = training_split(pictures, "classification")
-    feed = _loaders.feed_of(asked_for(delay_s=0.1), "torchvision", data, ALONE)
-    began = time.monotonic()
-    feed.source.read(0)
-    assert time.monotonic() - began >= 0.1
 
 
 @pytest.mark.usefixtures("prompt_ran")

@@ -136,7 +136,7 @@ def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
     assert (crops.clips.val_crops, crops.model.graphs) == (3, False)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     st.text(min_size=1),
     st.floats(0, 1e9),

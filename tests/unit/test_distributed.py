@@ -285,14 +285,15 @@ GROWS = "expandable_segments:True"
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        # torchrun says OMP_NUM_THREADS=1, and one process takes all cores
-        ("OMP_NUM_THREADS=1", f"32 ACTIVE 1000 0 {GROWS}"),
         (
             "CUDA_DEVICE_MAX_CONNECTIONS=1 OMP_WAIT_POLICY=PASSIVE LOCAL_WORLD_SIZE=2",
             f"1 PASSIVE 1000 0 {GROWS}",
         ),
-        # NCCL maps no segment that grows
-        (f"PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:9,{GROWS}", "32 ACTIVE 1000 0 -"),
+        # torchrun says OMP_NUM_THREADS=1, and one process takes all cores; NCCL maps no segment that grows
+        (
+            f"OMP_NUM_THREADS=1 PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:9,{GROWS}",
+            "32 ACTIVE 1000 0 -",
+        ),
     ],
 )
 def test_a_process_is_prepared_and_what_the_user_has_set_stays(

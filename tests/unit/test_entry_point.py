@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scripts import entry_point
-from tests.end_to_end.runs import free_port
+from tests.end_to_end.runs import Process, Runner, free_port, until
 
 
 @pytest.fixture
@@ -25,18 +24,13 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-def started(shared: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def started(runner: Runner, shared: Path, *arguments: str, **variables: str) -> Process:
+    """Start the entry point with PyTorch imported already; its ranks are programs of their own."""
     environment = {**os.environ, "SATURATE_CACHES": str(shared), **variables}
     for name in {*entry_point.CACHES} - {*variables}:
         environment.pop(name, None)
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.Popen(
-        [sys.executable, entry_point.__file__, *arguments],
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    return replace(runner, env=environment).python(entry_point.__file__, *arguments)
 
 
 def others(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,19 +71,21 @@ def test_a_folder_that_others_may_write_is_refused(
     assert told in said and said.count("\n") == 1
 
 
-def test_a_command_of_the_image_has_the_caches(shared: Path) -> None:
+def test_a_command_of_the_image_has_the_caches(runner: Runner, shared: Path) -> None:
     show = "import os; print(*(os.environ[name] for name in ('XDG_CACHE_HOME', 'TRITON_CACHE_DIR', 'USER')))"
     python = Path(sys.executable).name
     own = shared / str(os.getuid())
     for _ in range(2):
-        process = started(shared, python, "-c", show, TRITON_CACHE_DIR="elsewhere")
-        said, _ = process.communicate()
-        assert said.split() == [str(own), "elsewhere", f"uid-{os.getuid()}"]
+        words = python, "-c", show
+        process = started(runner, shared, *words, TRITON_CACHE_DIR="elsewhere").done()
+        assert process.out.split() == [str(own), "elsewhere", f"uid-{os.getuid()}"]
         assert own.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("code", [143, 2])
-def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path, code: int) -> None:
+def test_a_signal_is_the_exit_code(
+    runner: Runner, shared: Path, tmp_path: Path, code: int
+) -> None:
     """That of SIGTERM, but where a rank cannot save (2); the ranks hear the signal itself."""
     number = signal.SIGUSR1
     begun, ended = tmp_path / "begun", tmp_path / "ended"
@@ -99,45 +95,43 @@ def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path, code: int) -> N
         f"def end(number, _): pathlib.Path({str(ended)!r}).write_text(str(number)); exit({code})\n"
         f"signal.signal({int(number)}, end); pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     )
-    process = started(shared, "--nproc-per-node", "1", str(program))
-    deadline = time.monotonic() + 60
-    while not begun.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == code and "Traceback" not in said
+    process = started(runner, shared, "--nproc-per-node", "1", str(program))
+    until(begun.exists, 60, "a rank")
+    process.send(number)
+    assert process.wait() == code and "Traceback" not in process.err
     assert ended.read_text() == str(int(number))
 
 
-def test_the_first_ranks_exit_code_is_handed_on(shared: Path, tmp_path: Path) -> None:
+def test_the_first_ranks_exit_code_is_handed_on(
+    runner: Runner, shared: Path, tmp_path: Path
+) -> None:
     """Rank 0 would take longer, and end with another one."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, time\ntime.sleep(60) if os.environ['RANK'] == '0' else None\n"
         "os.kill(os.getpid(), 9)"
     )
-    process = started(shared, "--nproc-per-node", "2", str(program))
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 137 and "Traceback" not in said
-    assert "entry point: rank 1 failed first, exit code 137" in said
+    process = started(runner, shared, "--nproc-per-node", "2", str(program))
+    assert process.wait() == 137 and "Traceback" not in process.err
+    assert "entry point: rank 1 failed first, exit code 137" in process.err
 
 
 @pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1), (3, 1)])
 def test_a_mistake_is_started_once(
-    shared: Path, tmp_path: Path, code: int, starts: int
+    runner: Runner, shared: Path, tmp_path: Path, code: int, starts: int
 ) -> None:
     """--max-restarts 2 is for what may pass: a mistake, and a loss that is not finite, would come again."""
     program = tmp_path / "program.py"
     program.write_text(f"print('started', flush=True); exit({code})")
-    process = started(
-        shared, "--nproc-per-node", "1", "--max-restarts", "2", str(program)
-    )
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == code
-    assert out.split() == ["started"] * starts
+    words = "--nproc-per-node", "1", "--max-restarts", "2", str(program)
+    process = started(runner, shared, *words)
+    assert process.wait() == code
+    assert process.out.split() == ["started"] * starts
 
 
-def test_hosts_meet_as_torchruns_variables_say(shared: Path, tmp_path: Path) -> None:
+def test_hosts_meet_as_torchruns_variables_say(
+    runner: Runner, shared: Path, tmp_path: Path
+) -> None:
     """Kubeflow's trainer gives these to its pods, and no flag."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -150,10 +144,7 @@ def test_hosts_meet_as_torchruns_variables_say(shared: Path, tmp_path: Path) -> 
     }
     meet["PET_MASTER_PORT"] = str(free_port())
     pods = [
-        started(shared, str(program), **meet, PET_NODE_RANK=str(rank))
+        started(runner, shared, str(program), **meet, PET_NODE_RANK=str(rank))
         for rank in range(2)
     ]
-    assert [pod.communicate(timeout=300)[0].split() for pod in pods] == [
-        ["0", "2"],
-        ["1", "2"],
-    ]
+    assert [pod.done().out.split() for pod in pods] == [["0", "2"], ["1", "2"]]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from saturate.loaders import default_loader, open_loader
-from saturate.loaders.videos import _packets, _reading
+from saturate.loaders.videos import _reading
 from saturate.loaders.videos._engines import capabilities, within
 from saturate.loaders.videos._worker import LOST, REFUSED
 from saturate.loaders.videos.exact import exact, sort_of
@@ -117,23 +114,6 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
 
 
-def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
-    children, threads = (
-        {child.pid for child in psutil.Process().children()},
-        threading.active_count(),
-    )
-    codec = Codec()
-    loading = loader(feed(made.videos), codec, beside=True)
-    for epoch in range(4):
-        list(loading.batches(epoch, 0))
-    assert codec.made <= 2 * 4
-    next(iter(loading.batches(9, 0)))
-    loading.close()
-    loading.close()
-    assert {child.pid for child in psutil.Process().children()} <= children
-    assert threading.active_count() <= threads
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_packets_that_have_no_room_in_a_slot(
     made: Made, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -143,16 +123,6 @@ def test_packets_that_have_no_room_in_a_slot(
     given = replace(feed(made.videos), workers=workers)
     with loader(given, Codec()) as loading:
         shows_what_is_asked(loading, given, made)
-
-
-def test_closing_does_not_wait_for_a_read_that_hangs(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_packets, "open_video", lambda *_, **__: time.sleep(10_000))
-    loading = loader(feed(made.videos), Codec())
-    loading.batches(0, 0)
-    time.sleep(0.5)
-    loading.close()
 
 
 def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,32 +358,24 @@ def test_headers_that_lie_near_by_come_with_one_request(
     assert [*zip(columns.width, columns.height, strict=True)] == sizes
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "file:///etc/passwd",
-        "http://169.254.169.254/latest/meta-data/0.tar",
-        "../../other/0.tar",
-        "%2e%2e/%2e%2e/other/0.tar",
-        "/etc/0.tar",
-        "a//0.tar",
-        "{url}/train/../../other/0.tar",
-        "{url}-other/train/0.tar",
-    ],
-)
+OUTSIDE = """file:///etc/passwd http://169.254.169.254/latest/meta-data/0.tar ../../other/0.tar
+    %2e%2e/%2e%2e/other/0.tar /etc/0.tar a//0.tar {url}/train/../../other/0.tar {url}-other/train/0.tar"""
+
+
 def test_a_servers_list_names_what_lies_below_it(
-    line: str, server: Server, tmp_path: Path
+    server: Server, tmp_path: Path
 ) -> None:
     shards(server.root / "set")
     url = f"{server.url}/set"
     lines = f"0.tar\n{url}/train/1.tar\n"
     fill(server.root / "set", {"train/shards.txt": lines.encode()})
     assert len(opened(url, tmp_path)["train"].columns) == 8
-    lines += line.format(url=url)
-    fill(server.root / "set", {"train/shards.txt": lines.encode()})
     paths = len(server.paths)
-    said = refused(lambda: opened(url, tmp_path))
-    assert "train/shards.txt line 3: " in said and "is not below" in said
+    for line in OUTSIDE.format(url=url).split():
+        listed = f"{lines}{line}".encode()
+        fill(server.root / "set", {"train/shards.txt": listed})
+        said = refused(lambda: opened(url, tmp_path))
+        assert "train/shards.txt line 3: " in said and "is not below" in said, line
     assert not [path for path in server.paths[paths:] if "other" in path]
 
 

@@ -179,11 +179,16 @@ def test_a_file_of_another_kind_is_one_line(
     assert ended.value.code == 2 and line.startswith(f"serve_example: {file} {said}")
 
 
-def test_a_pipe_as_the_model_and_classes_that_are_too_few(tmp_path: Path) -> None:
+def test_a_pipe_as_the_model_and_classes_that_are_too_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Image.fromarray(COLOURS).save(tmp_path / "a.png")
     os.mkfifo(tmp_path / "pipe.onnx")
     ended = served(tmp_path / "pipe.onnx", tmp_path / "a.png")
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        serve_example.main("gone.onnx", str(tmp_path))
+    assert "is a folder" in capsys.readouterr().err
     ended = served(model(tmp_path / "m.onnx", classes='["a"]'), tmp_path / "a.png")
     assert ended.returncode == 0 and ended.stderr == ""
     assert "of 1 classes" in ended.stdout

@@ -130,11 +130,8 @@ STARVED = {"data_wait": {"share": 0.4}}
 
 
 SPLIT = {"split_ms": {"forward": 1.0}}
-LAUNCHED = {"compute": {"step_ms": 10.0, "kernel_ms": 6.0}}
-SHARED = {"compute": {"step_ms": 10.0, "all_reduce_ms": 4.0}}
 SHORT = STARVED | {"epoch_steps": 4}
 DECODES: dict[str, Any] = {"stages": of(workers=0.9, decode=0.8)}
-LATE = {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -158,29 +155,11 @@ LATE = {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}
             "step",
             "update",
         ),
-        (FED | {"split_ms": {"forward": 9.0}, "ceiling": LAUNCHED}, "step", "launch"),
-        (FED | {"split_ms": {"forward": 9.0}, "ceiling": SHARED}, "step", "all-reduce"),
-        (STARVED | SPLIT | {"bound": "compute"}, "step", "forward"),
         (FED | SPLIT | {"bound": "loader"}, "loader", "data_wait"),
-        (STARVED | SPLIT | {"epoch_steps": 4}, "loader", "first batches"),
         (SHORT | {"stages": of(workers=0.9, read=0.2)}, "loader", "read"),
         (SHORT | {"stages": of(workers=0.3, full=0.6)}, "loader", "first batches"),
         (SHORT | DECODES | {"bound": "loader"}, "loader", "decode"),
         (SHORT | DECODES | {"bound": "contention"}, "loader", "first batches"),
-        (
-            STARVED
-            | {"pauses": {"validation": 9.0, "ceilings": 50.0}}
-            | {"rate": {"active_s": 5.0}},
-            "pause",
-            "validation",
-        ),
-        (
-            FED
-            | {"split_ms": {"backward": 50.0}, "step_ms": {"p50": 50.0}}
-            | {"slowest_rank": LATE},
-            "loader",
-            "read",
-        ),
     ],
 )
 def test_the_one_stage_that_binds(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from saturate.contracts import Batch
 from saturate.engine.checkpoint import Progress
 from tests.unit.test_loop import BATCH, SAMPLES, STEPS, Toy
-from tests.unit.test_report_reporter import RESULT, Told
 
 
 def damaged(toy: Toy, failed: list[int]) -> None:
@@ -45,38 +42,3 @@ def test_samples_are_those_of_the_whole_run(tmp_path: Path) -> None:
         2 * SAMPLES + (STEPS - 1) * BATCH,
     ) * 2
     assert (later.training.progress.lost, later.training.failures.ids) == (5, {1, 3, 7})
-
-
-def test_a_run_that_was_killed_in_its_last_validation(tmp_path: Path) -> None:
-    """The summary that is there is of an earlier part: what was trained since is told, and whose rate."""
-    told = Told(tmp_path)
-    earlier: dict[str, Any] = {
-        "steps": 18,
-        "samples": 141,
-        "samples_failed": [],
-        "validation": {},
-    }
-    told.reporter._record.summary(
-        earlier | {"rate": {"steady": 9.0}, "efficiency": None, "finished": False}
-    )
-    told.reporter.validated(RESULT, step=30, epoch=2)
-    progress = {"epoch": 3, "step": 30, "dropped": 2, "samples": 240, "lost": 1}
-    told.reporter.finish(progress, failed={5}, finished=True)
-    told.reporter.close()
-    found = json.loads((tmp_path / "summary.json").read_text())
-    known = {
-        "steps": 30,
-        "samples": 239,
-        "samples_dropped": 2,
-        "samples_failed": [5],
-        "epochs": 3,
-    }
-    assert (
-        known.items() <= found.items()
-        and found["finished"]
-        and found["rate"]["steady"] == 9.0
-    )
-    assert (
-        "nothing was left to train, its rates stay as they were"
-        in told.stream.getvalue()
-    )
