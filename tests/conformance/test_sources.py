@@ -107,14 +107,6 @@ def test_fingerprint_and_delay(kind: str, tmp_path: Path) -> None:
     sources.reads_take_as_long_as_asked(open_)
 
 
-def test_all_sources_have_one_fingerprint(tmp_path: Path) -> None:
-    prints = {
-        kind: stored(kind, tmp_path / kind)().columns.fingerprint
-        for kind in filter(sources.here, SOURCES)
-    }
-    assert len(set(prints.values())) == 1, prints
-
-
 def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> None:
     data = data_set(kind, tmp_path / "data")
     for source in ("auto", kind):

@@ -147,4 +147,5 @@ def test_hosts_meet_as_torchruns_variables_say(
         started(runner, shared, str(program), **meet, PET_NODE_RANK=str(rank))
         for rank in range(2)
     ]
-    assert [pod.done().out.split() for pod in pods] == [["0", "2"], ["1", "2"]]
+    assert {pod.wait() for pod in pods} == {0}
+    assert [pod.out.split() for pod in pods] == [["0", "2"], ["1", "2"]]

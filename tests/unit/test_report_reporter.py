@@ -279,10 +279,12 @@ def test_a_run_that_was_over_keeps_its_rate_and_has_its_last_validation(
         first.point("val", step, line)
     if earlier:
         whole = {"rate": {"steady": 80.0}, "efficiency": 0.75, "validation": earlier}
-        first.summary(whole | {"validation_s": {"pass": 1}})
+        first.summary(whole | {"validation_s": {"pass": 1}, "steps": 1})
     first.close()
     told = Told(tmp_path, resumed_at=3)
-    assert told.finish()["validation"] == figures
+    found = told.finish()
+    assert (found["steps"], found["samples"]) == (3, 11), "what was trained since"
+    assert found["validation"] == figures
     told.reporter.close()
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["validation"] == {**figures, "ema_loss": "inf"}
