@@ -136,8 +136,10 @@ def test_labels_that_were_changed_and_answers(train: Runner) -> None:
         request = urllib.request.Request(url, b"", headers=headers)
         with pytest.raises(urllib.error.HTTPError, match=str(code)):
             urllib.request.urlopen(request)
-    found = psutil.Process(process.pid).net_connections("inet")
-    assert {one.laddr.ip for one in found if one.status == "LISTEN"} == {"127.0.0.1"}
+    listening = psutil.Process(process.pid).net_connections("inet")
+    assert {one.laddr.ip for one in listening if one.status == "LISTEN"} == {
+        "127.0.0.1"
+    }
     process.send(signal.SIGINT)
     assert process.wait() == 130 and not process.err
 

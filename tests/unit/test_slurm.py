@@ -162,8 +162,14 @@ def test_where_no_checkpoint_can_be_looked_at_a_stop_is_requeued(
 def test_tasks_of_an_array_have_an_output_each(
     tmp_path: Path, output: list[str]
 ) -> None:
-    words = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_CPUS_PER_TASK": "12"}
-    srun, started = job(tmp_path, ["--lr", "1", *output], 0, **words).split("train.py ")
+    said = job(
+        tmp_path,
+        ["--lr", "1", *output],
+        0,
+        SLURM_ARRAY_TASK_ID="5",
+        SLURM_CPUS_PER_TASK="12",
+    )
+    srun, started = said.split("train.py ")
     # srun is told the job's cores for a task, which it does not take from the job
     assert "--cpus-per-task=12 " in srun
     assert started.split() == [
