@@ -82,12 +82,13 @@ def test_a_moment_of_failing_storage_changes_nothing(
     LAYOUTS[form].write(data, "train", files)
     failed = 0
     calls = ("open", "pread", "stat", "fstat", "listdir", "scandir", "read")
-    for number, call in enumerate(calls):
+    moments = [*((call, 0) for call in calls), ("open", 5), ("pread", 5)]
+    for number, (call, first) in enumerate(moments):
         error = (errno.EIO, errno.ESTALE)[number % 2]
-        first = (0, 5)[number // 2 % 2]
+        cache = tmp_path / f"{number}"
         with monkeypatch.context() as sick:
             asked = failing_for_a_moment(call, first, error, data, sick)
-            split = open_split(data / "train", source=form, cache=tmp_path / call)
+            split = open_split(data / "train", source=form, cache=cache)
             failed += len(asked) > first
         assert sorted(all_read(split.source)) == sorted(files.values())
         assert not split.columns.rejected
