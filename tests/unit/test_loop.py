@@ -521,7 +521,7 @@ def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
     assert told == [(36 - 8) / 2, (36 - 7) / 2]
 
 
-def test_waiting_for_figures_is_a_pause_for_the_validation(
+def test_a_validation_and_the_wait_for_its_figures_are_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy = Toy(tmp_path, 1, 0.5)
@@ -534,10 +534,17 @@ def test_waiting_for_figures_is_a_pause_for_the_validation(
         yield
         under_way.remove(what)
 
+    validates = toy.validated
+
+    def validated(epoch: int, first: int) -> Iterator[Any]:
+        settled.extend(under_way)
+        return validates(epoch, first)
+
+    toy.validated = validated  # type: ignore[method-assign]
     monkeypatch.setattr(toy.training.meter, "pause_for", pause_for)
     toy.report.validated.side_effect = lambda *_, **__: settled.extend(under_way)
     assert toy.training.fit()
-    assert settled == ["validation"]
+    assert settled == ["validation"] * 2
 
 
 @pytest.mark.parametrize(
