@@ -94,6 +94,8 @@ def test_labels_that_were_changed_and_answers(train: Runner) -> None:
     assert command.wait() == 0, command.err
     found = [row for row in rows(tmp_path / "photos.csv") if row["why"][:5] == "label"]
     listed = [row["photo"] for row in found]
+    scores = [float(row["score"]) for row in found]
+    assert scores == sorted(scores), "the likeliest first"
     # 9 were changed. The number of cores changes sums in their last digits, and so what is learnt: 8 of 8 that are
     # listed are right on two cores, 6 of 6 on one
     right = changed.keys() & {*listed}

@@ -246,6 +246,7 @@ def test_names_of_strangers(tmp_path: Path) -> None:
 def test_what_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("cleanlab")
     root = tmp_path / "photos"
     save(photo(0), root / "a/0.jpg")
     (tmp_path / "there.csv").write_text("mine")
@@ -254,6 +255,11 @@ def test_what_is_refused(
         assert "name another one" in capsys.readouterr().err
     assert photos.main([str(tmp_path / "none"), "--out", str(tmp_path / "a.html")]) == 2
     assert "no such folder" in capsys.readouterr().err
+    header = "path,label,class,probability,error\n"
+    (tmp_path / "val_predictions.csv").write_text(header)
+    words = [str(root), "--out", str(tmp_path / "a.html"), "--run", str(tmp_path)]
+    assert photos.main(words) == 2
+    assert "it has validated no photo of" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert photos.main([str(root), "--run", "x"]) == 2
     said = capsys.readouterr().err
