@@ -167,6 +167,23 @@ def test_a_loss_within_the_windows_of_the_other_is_none() -> None:
 
 
 @pytest.mark.parametrize("write", [of_a_run, of_why])
+@pytest.mark.parametrize("seed", range(2))
+def test_forty_pairs_alike_show_no_loss(
+    write: Any, seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(seed)
+    codes = []
+    for pair in range(40):
+        sides = [
+            write(tmp_path / f"{pair}{name}", windows(rng, 8), stages(rng, "", 0.0))
+            for name in "ab"
+        ]
+        codes.append(code_of(capsys, *sides)[0])
+    # 0.9 % is the standard error of two medians' difference here, and 1 % is taken for a loss that may be one
+    assert compare.LOSS not in codes and codes.count(0) > 30
+
+
+@pytest.mark.parametrize("write", [of_a_run, of_why])
 @pytest.mark.parametrize("stage", ["transforms", "decode", "forward"])
 def test_twenty_slow_downs_are_told_and_named(
     write: Any, stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

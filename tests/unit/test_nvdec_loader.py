@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from saturate.loaders import default_loader, open_loader
-from saturate.loaders.videos import _reading
+from saturate.loaders.videos import _packets, _reading
 from saturate.loaders.videos._engines import capabilities, within
 from saturate.loaders.videos._worker import LOST, REFUSED
 from saturate.loaders.videos.exact import exact, sort_of
@@ -35,9 +38,9 @@ from tests.unit.test_clip_loaders import (
 def test_every_clip_of_every_kind(made: Made, beside: bool, views: int) -> None:
     given, codec = feed(made.videos, views=views), Codec(lacks="")
     loading = loader(given, codec, beside=beside)
-    with loading, open_loader("pyav", given) as reference:
+    with loading:
         for epoch in (0, 1):
-            shows_what_is_asked(loading, given, made, epoch, reference)
+            shows_what_is_asked(loading, given, made, epoch)
         able = exact("nvdec", made.videos)
         able &= within(capabilities(codec, 0), made.videos)
         for name in ("h264.mp4", "hevc.mp4", "vp9.webm", "vp9-hidden.webm"):
@@ -53,6 +56,27 @@ def test_every_clip_of_every_kind(made: Made, beside: bool, views: int) -> None:
         assert {"idle", "read", "decode", "resize", "clips"} <= seconds.keys()
         assert loading.counts.decoded > loading.counts.delivered // views // 2
         assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
+
+
+def test_who_decodes_changes_pixels_little_and_resuming_nothing(made: Made) -> None:
+    given = feed(made.videos)
+    whole = {}
+    for name in (False, True):
+        with loader(given, Codec(), beside=name) as loading:
+            whole[name] = torch.cat([batch.images for batch in loading.batches(2, 0)])
+            next(iter(loading.batches(2, 0)))  # abandoned
+            tail = torch.cat([batch.images for batch in loading.batches(2, 8)])
+            apart = np.abs(levels(tail) - levels(whole[name][8:])).mean(
+                axis=(1, 2, 3, 4)
+            )
+            assert apart.max() <= (0.5 if name else 0)
+    with open_loader("pyav", given) as reference:
+        by_pyav = torch.cat([batch.images for batch in reference.batches(2, 0)])
+    for images in whole.values():
+        assert (
+            np.abs(levels(images) - levels(by_pyav)).mean(axis=(1, 2, 3, 4)).max()
+            <= 0.5
+        )
 
 
 class Refusing(Codec):
@@ -114,6 +138,23 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
 
 
+def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
+    children, threads = (
+        {child.pid for child in psutil.Process().children()},
+        threading.active_count(),
+    )
+    codec = Codec()
+    loading = loader(feed(made.videos), codec, beside=True)
+    for epoch in range(4):
+        list(loading.batches(epoch, 0))
+    assert codec.made <= 2 * 4
+    next(iter(loading.batches(9, 0)))
+    loading.close()
+    loading.close()
+    assert {child.pid for child in psutil.Process().children()} <= children
+    assert threading.active_count() <= threads
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_packets_that_have_no_room_in_a_slot(
     made: Made, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +164,16 @@ def test_packets_that_have_no_room_in_a_slot(
     given = replace(feed(made.videos), workers=workers)
     with loader(given, Codec()) as loading:
         shows_what_is_asked(loading, given, made)
+
+
+def test_closing_does_not_wait_for_a_read_that_hangs(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_packets, "open_video", lambda *_, **__: time.sleep(10_000))
+    loading = loader(feed(made.videos), Codec())
+    loading.batches(0, 0)
+    time.sleep(0.5)
+    loading.close()
 
 
 def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
