@@ -7,6 +7,7 @@ Must not know: ranks (others than 0 get `enabled` False), how a figure is measur
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -64,6 +65,8 @@ class Bar:
 
     def __post_init__(self) -> None:
         self._first = self.samples
+        # of each figure, the sum over the steps so far, and their number
+        self._sums: dict[str, tuple[float, int]] = {}
         self._began = self._shown = self.clock()
 
     def update(
@@ -73,22 +76,29 @@ class Bar:
         rate: float | None = None,
         loss: float | None = None,
         wait_ms: float | None = None,
+        steps: int = 1,
     ) -> None:
         """Show `samples` of the run or the pass so far, those before a resume counted.
 
-        A figure that is None keeps its last value.
+        `loss` and `wait_ms` are means of the last `steps`. A figure that is None keeps its last value.
         """
         self.samples = samples
         self.rate = self.rate if rate is None else rate
         self.loss = self.loss if loss is None else loss
         self.wait_ms = self.wait_ms if wait_ms is None else wait_ms
+        for name, value in (("loss", loss), ("wait_ms", wait_ms)):
+            if value is not None and math.isfinite(value):
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + steps * value, count + steps
         now = self.clock()
         if now - self._shown >= self.every_s:
             self._shown = now
             self.show(self, False)
 
     def end(self) -> None:
-        """Show the last figures."""
+        """Show the figures of all that was done, as its rate and its time are."""
+        for name, (total, count) in self._sums.items():
+            setattr(self, name, total / count)
         self.show(self, True)
 
     @property

@@ -296,6 +296,7 @@ class Reporter:
                 rate=self._now["rate.steady"],
                 loss=loss,
                 wait_ms=phases.get("data_wait"),
+                steps=len(points),
             )
 
     def window(self, window: RateWindow, *, step: int, mib_per_s: float) -> None:

@@ -265,6 +265,13 @@ def test_without_an_optimizer_batches_are_counted() -> None:
     assert "no step" not in table(verdict.summary([loads()]))
 
 
+def test_a_batch_whose_size_is_a_guess_is_told() -> None:
+    one = rank([window(100)] * 3, 200, 300, **IDLE)
+    assert "a batch" not in table(verdict.summary([one]))
+    guessed = table(verdict.summary([one | {"is_guess": True}]))
+    assert "a batch 10 samples, as its first tensor is long; --samples N" in guessed
+
+
 def test_what_was_tried_is_told_with_what_it_gave() -> None:
     """100 samples/s, the step's own rate, times 1.6; below the loader's 1,000 samples/s."""
     one = rank([window(100)] * 3, 100, 1000, **IDLE)
