@@ -91,6 +91,13 @@ def test_what_is_left_out_is_told_and_classes_stay(data: Path) -> None:
     ]
 
 
+def test_columns_in_another_order(data: Path) -> None:
+    with pytest.raises(UserError, match=r"line 1 has the columns 'label,path'"):
+        opened(data, "label,path\ncat,other/2.jpg\n")
+    # both are words for a path and for a label
+    assert len(opened(data, "name,id\nother/2.jpg,cat\n").columns) == 1
+
+
 def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
     def again() -> Images:
         cache = data.parent / "cache"

@@ -142,7 +142,8 @@ class List:
     def heading(self, scan: Scan) -> bool:
         """Whether the first line is a heading, which is then named as left out.
 
-        Then its path is no file, its label is no other line's, and it names columns or looks unlike the rest.
+        Then its path is no file, its label is no other line's, and it names columns or looks unlike the rest. Raises
+        UserError where it names them in another order.
         """
         rows = [fields for _, fields in self.head if len(fields) > 1]
         if not rows or len(self.head[0][1]) < 2:
@@ -154,6 +155,10 @@ class List:
         unlike = "." not in name and all({".", "/"} & {*row[0]} for row in others)
         odd = names_columns or (others and (of_numbers or unlike))
         is_file = os.path.isfile(scan.root / self.in_form(name))
+        is_swapped = is_of(name, OF_LABELS) and is_of(label, OF_PATHS)
+        if is_swapped and not names_columns and not is_file:
+            columns = printable(self.begin.strip())[:200]
+            raise self.wrong(1, f"has the columns '{columns}': the path comes first")
         if not odd or "/" in name or label in labels or is_file:
             return False
         line = f"line 1 is a heading: {printable(self.begin.strip())[:200]}"
