@@ -29,21 +29,21 @@ def samples_of(batch: Any, size: int | None = None) -> int:
     if size is None:
         return _first_length(batch)
     lengths = Counter(length for length in _lengths(batch) if 0 < length <= size)
-    if not lengths or size in lengths:
+    if not lengths or size in (*lengths, _first_length(batch)):
         return size
     return lengths.most_common(1)[0][0]
 
 
 def _lengths(batch: Any) -> Iterator[int]:
-    """Yield the lengths of all tensors, arrays and lists of a batch."""
+    """Yield the lengths of the tensors, arrays and lists that a batch consists of, but not those of single samples."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         yield from shape[:1]
-        return
-    parts = parts_of(batch)
-    if isinstance(batch, list):
-        yield len(parts)
-    for part in parts:
+    for part in parts_of(batch):
+        if isinstance(part, list):
+            yield len(part)
+            if all(_is_image(one) or hasattr(one, "keys") for one in part):
+                continue
         yield from _lengths(part)
 
 

@@ -44,6 +44,10 @@ def test_samples_of_a_batch(batch: str) -> None:
         ([t(8, 3, 4, 4), t(8, 3, 2, 2)], 8),
         # an epoch's last one
         ((torch.tensor([16, 16]), t(5, 3, 4, 4), t(5)), 5),
+        ([t(5, 9)], 5),
+        (([t(3, 4, 5)] * 5, [{"boxes": t(2, 4)}] * 5), 5),
+        (([t(5, 3, 4, 4), t(5, 3, 2, 2)], t(5)), 5),
+        ([{"file": "a", "image": t(3, 4, 4)}] * 8, 8),
         # graphs, whose nodes lie behind each other
         ({"x": t(97, 4), "edges": t(300, 2)}, 8),
         (object(), 8),
