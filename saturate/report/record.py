@@ -389,6 +389,8 @@ class Record:
         self.train_losses: list[float] = []
         self.lr: float | None = None
         self.rate: float | None = None
+        # the same, where there was no validation since
+        self.new_rate: float | None = None
         if enabled:
             if resume_step is not None:
                 self._cut(resume_step)
@@ -496,8 +498,9 @@ class Record:
                 self.train_losses += [loss for loss in losses if not math.isnan(loss)]
                 self.lr = point.get("lrs", [None])[-1]
             if kind == "window":
-                self.rate = point.get("rate")
+                self.rate = self.new_rate = point.get("rate")
             if kind == "val":
+                self.new_rate = None
                 self.train_losses.clear()
                 # a figure that is not finite is a word there
                 figures = {

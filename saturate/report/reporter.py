@@ -149,6 +149,7 @@ class Reporter:
         # milliseconds of each step since the run, or this part of it, began; nan where it had no such phase
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses = self._record.train_losses  # since the last validation
+        self._new_rate = self._record.new_rate
         # a resumed run has the figures of its earlier part until it validates again
         self._validations = self._record.validations
         self._validation = self._validations[-1][1] if self._validations else {}
@@ -304,6 +305,7 @@ class Reporter:
         self._ended_with.append(step)
         load = self._sampler.read()
         self._load.append(load)
+        self._new_rate = window.rate
         self._measure_memory(load["host_gib"])
         share = stages.shares(
             window.stages, window.seconds, self._description.get("workers", 0)
@@ -418,6 +420,8 @@ class Reporter:
         columns = {
             fact.column: self._now.get(fact.key) for fact in facts.FACTS if fact.column
         }
+        # none was measured where an epoch is shorter than a window
+        columns["rate"], self._new_rate = self._new_rate, None
         values = {name: self._validation.get(name) for name in names}
         self._record.row(RESULTS, {"epoch": epoch, "step": step, **columns, **values})
         self._train_losses.clear()

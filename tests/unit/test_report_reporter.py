@@ -186,9 +186,12 @@ def test_a_row_behind_a_resume_has_what_was_before_the_stop(tmp_path: Path) -> N
     record.close()
     told = Told(tmp_path, resumed_at=4)
     told.reporter.validated(RESULT, step=4, epoch=1)
+    # an epoch that was shorter than a window
+    told.reporter.validated(RESULT, step=5, epoch=2)
     told.reporter.close()
-    (row,) = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+    row, short = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
     assert [row[name] for name in ("train_loss", "lr", "rate")] == ["4.0", "4", "40.0"]
+    assert short["rate"] == ""
 
 
 def test_a_mean_over_no_loss_is_left_out(told: Told) -> None:
