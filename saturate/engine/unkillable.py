@@ -496,7 +496,10 @@ class Agent:
             features.mm(features)
             torch.cuda.synchronize()
             with_cuda = " and a CUDA context"
-            self._rehearse(device)
+            with suppress(
+                Exception
+            ):  # such as memory that the GPU lacks: the trainer will say so
+                self._rehearse(device)
         if self._says_memory and os.environ.get("LOCAL_RANK", "0") == "0":
             own = psutil.Process().memory_full_info().uss >> 20
             notify(

@@ -224,8 +224,13 @@ class Validation:
         if not settled.picks_best or (best is None and np.isneginf(progress.best)):
             leaves = len(results) - 1 if self.of_average else 0
         shown = next((one for one in (leaves, of_epoch) if one is not None), 0)
+        # each pass has kept training waiting
+        seconds = {
+            name: sum(result["seconds"][name] for result in results)
+            for name in results[0]["seconds"]
+        }
         self.report.validated(
-            results[0],
+            results[0] | {"seconds": seconds},
             averaged=results[1] if len(results) > 1 else None,
             files=results[leaves].get("extras", {}).get("files", {})
             if leaves is not None

@@ -98,7 +98,8 @@ class Bar:
     def end(self) -> None:
         """Show the figures of all that was done, as its rate and its time are."""
         for name, (total, count) in self._sums.items():
-            setattr(self, name, total / count)
+            if math.isfinite(getattr(self, name)):  # a last one that is no number stays
+                setattr(self, name, total / count)
         self.show(self, True)
 
     @property

@@ -149,7 +149,8 @@ class Reporter:
         # milliseconds of each step since the run, or this part of it, began; nan where it had no such phase
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses = self._record.train_losses  # since the last validation
-        self._new_rate = self._record.new_rate
+        self._new_rate = self._record.new_rate  # where no validation has begun since
+        self._rate_of_row: float | None = None
         # a resumed run has the figures of its earlier part until it validates again
         self._validations = self._record.validations
         self._validation = self._validations[-1][1] if self._validations else {}
@@ -226,6 +227,10 @@ class Reporter:
     @contextmanager
     def validation(self, samples: int) -> Iterator[Callable[[int], None]]:
         """Show a bar inside; its callback gets the samples of this rank that are done."""
+        # the row of this validation may come when the next epoch has been measured; none was where an epoch is
+        # shorter than a window
+        if self._new_rate is not None:
+            self._rate_of_row, self._new_rate = self._new_rate, None
         done = 0
         began = time.perf_counter()
         with self._console.epoch(
@@ -399,9 +404,8 @@ class Reporter:
         self._validations.append((epoch, self._validation))
         self._of_last_pass = dict(result.get("extras", {}).get("learning", {}))
         if averaged:  # what is told has to be so of both
-            told = averaged.get("extras", {}).get("learning", {})
-            for name in self._of_last_pass.keys() - told.keys():
-                del self._of_last_pass[name]
+            told = averaged.get("extras", {}).get("learning", {}).items()
+            self._of_last_pass = dict(self._of_last_pass.items() & told)
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
         self._validation_counts = counts or Counts()
@@ -420,8 +424,7 @@ class Reporter:
         columns = {
             fact.column: self._now.get(fact.key) for fact in facts.FACTS if fact.column
         }
-        # none was measured where an epoch is shorter than a window
-        columns["rate"], self._new_rate = self._new_rate, None
+        columns["rate"], self._rate_of_row = self._rate_of_row, None
         values = {name: self._validation.get(name) for name in names}
         self._record.row(RESULTS, {"epoch": epoch, "step": step, **columns, **values})
         self._train_losses.clear()

@@ -9,6 +9,7 @@ change moves one or more of the three; what it does to the others is not known, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -321,9 +322,10 @@ def _cores_alone(model: Model, others: Any) -> Limits:
     cores = look_up(model.summary, "hardware.cores")
     gain = cores / max(cores - others, WORTH * cores)
     if busy := look_up(model.summary, "cpu.utilisation"):
-        # its threads fill no more than a core each
-        most = min(cores, look_up(model.summary, "cpu.threads") or cores)
-        gain = min(gain, max(most / max(busy * cores - others, WORTH), 1.0))
+        # torch's threads and workers fill a core each; other threads of the program are not counted
+        used = max(busy * cores - others, WORTH)
+        threads = look_up(model.summary, "cpu.threads") or cores
+        gain = min(gain, min(cores, max(threads, math.ceil(used))) / used)
     on_gpu = look_up(model.summary, "hardware.gpu")
     stretched = model.stretched() or gain
     loader = min(gain, stretched) * model.loader

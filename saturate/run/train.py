@@ -46,7 +46,7 @@ from saturate.engine.loop import Training  # noqa: E402
 from saturate.engine.step import Step  # noqa: E402
 from saturate.engine.stop import notify  # noqa: E402
 from saturate.engine.validation import Target, Validation  # noqa: E402
-from saturate.loaders import first_batches, open_loader  # noqa: E402
+from saturate.loaders import LOADERS, first_batches, open_loader  # noqa: E402
 from saturate.loaders._dali import hold_decoder  # noqa: E402
 from saturate.models import Unusable  # noqa: E402
 from saturate.plan import draws  # noqa: E402
@@ -76,7 +76,9 @@ from saturate.tasks.kind import TaskKind  # noqa: E402
 
 def rehearse(device: torch.device) -> None:
     """Do what makes the start of a trainer shorter that takes this process over."""
-    if "saturate.loaders.images._pipeline" in sys.modules:  # its loader is one of DALI
+    imported = {name for name, spec in LOADERS.items() if spec.module in sys.modules}
+    # the second imports the first
+    if imported & {"dali-gpu", "dali-fed"} and "dali-cpu" not in imported:
         hold_decoder(device.index)
 
 

@@ -22,9 +22,9 @@ SETTINGS = (
 def samples_of(batch: Any, size: int | None = None) -> int:
     """Return how many samples a batch holds; 0 where nobody can see that.
 
-    `size` is what its loader takes together. A batch in which nothing is as long is an epoch's last one, where there
-    is something shorter, and else samples of several lengths. Without a size it is the length of the first tensor,
-    array or list of images.
+    `size` is what its loader takes together, of which an epoch's last batch may have less: its samples are the
+    length that most of its tensors and lists have. Without a size it is the length of the first tensor, array or list
+    of images.
     """
     if size is None:
         return _first_length(batch)
@@ -39,12 +39,20 @@ def _lengths(batch: Any) -> Iterator[int]:
     shape = getattr(batch, "shape", None)
     if shape is not None:
         yield from shape[:1]
-    for part in parts_of(batch):
-        if isinstance(part, list):
+    parts = parts_of(batch)
+    if isinstance(batch, list) and len(parts) > 1 and all(map(_is_sample, parts)):
+        yield len(parts)
+        return
+    for part in parts:
+        if isinstance(part, (list, tuple)):
             yield len(part)
-            if all(_is_image(one) or hasattr(one, "keys") for one in part):
+            if all(map(_is_sample, part)):
                 continue
         yield from _lengths(part)
+
+
+def _is_sample(part: Any) -> bool:
+    return _is_image(part) or isinstance(part, tuple) or hasattr(part, "keys")
 
 
 def _first_length(batch: Any) -> int:

@@ -265,13 +265,17 @@ class Run:
         if self._decision is KEEP:
             # before the loop has it, which may change it
             self._saved_batches.append(KeptBatch(batch))
-        counts["samples"] += self._samples_of(batch)
+        counts["samples"] += self._samples_of(batch, epoch.given)
         epoch.given += 1
         self._decision = None
         return batch
 
-    def _samples_of(self, batch: Any) -> int:
-        return self.samples or samples_of(batch, self.facts["loader"].get("batch_size"))
+    def _samples_of(self, batch: Any, given: int) -> int:
+        """Return how many samples a batch has, before which its epoch has given so many batches."""
+        size = self.facts["loader"].get("batch_size")
+        if size and given + 1 != length_of(self._loader):
+            return self.samples or size
+        return self.samples or samples_of(batch, size)
 
     def _following(self, pull: Callable[[], Any]) -> Any:
         """Return the loader's next batch, of its next epoch where a drain has taken some of the program's."""
@@ -460,6 +464,7 @@ class Run:
         # they may be long in coming
         until = self._opened_at + (4 if ready else 1) * self.window_s
         samples_of_epoch, epoch_at, first_batches = 0, 0.0, 0
+        given = self._epoch.given
         while True:
             counts, asked_at = self._counts, time.perf_counter()
             # in the end each worker has made as many
@@ -471,6 +476,7 @@ class Run:
                     counts["epochs"] += samples_of_epoch
                     counts["epochs_s"] += asked_at - epoch_at
                 samples_of_epoch, epoch_at, first_batches = 0, asked_at, self._workers
+                given = 0
                 begun = self._next_epoch()
                 # of DALI, and with persistent_workers, it is the program's own
                 if begun is not batches:
@@ -478,7 +484,8 @@ class Run:
                 counts["gap"] += time.perf_counter() - asked_at
                 continue
             took_s = time.perf_counter() - asked_at
-            samples = self._samples_of(batch)
+            samples = self._samples_of(batch, given)
+            given += 1
             samples_of_epoch += samples
             if first_batches:
                 # one of each worker is made while the epoch begins

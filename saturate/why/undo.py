@@ -39,6 +39,7 @@ class Journal:
         self.file = file
         self.is_over = False
         self._seen: set[str] = set()
+        self._in_place: set[str] = set()
         self._began = time.time()
         self._acting = threading.local()
         self._process = os.getpid()  # a worker that is forked has this journal, too
@@ -62,7 +63,10 @@ class Journal:
         if flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.lexists(path)):
             self.written(path)
         elif flags & (os.O_WRONLY | os.O_RDWR):
-            self._note(path=os.path.realpath(os.fsdecode(path)), is_in_place=True)
+            path = os.path.realpath(os.fsdecode(path))
+            if path not in self._in_place:
+                self._in_place.add(path)
+                self._note(path=path, was=_state(path))
 
     def written(self, path: Any) -> None:
         """Note a file of any name that is written anew."""
@@ -122,6 +126,12 @@ EVENTS: dict[str, Callable[..., None]] = {
 """Event of Python's -> what is done, with its arguments."""
 
 
+def _state(path: str) -> list[int]:
+    """Return what is another list once a file was changed."""
+    now = os.stat(path)
+    return [now.st_mtime_ns, now.st_size, now.st_ino]
+
+
 def _whole(path: Any) -> str:
     return os.path.abspath(os.fsdecode(path))
 
@@ -159,16 +169,12 @@ class Undone(NamedTuple):
 
 def back(folder: Path) -> Undone:
     """Undo what the journals in a folder tell, the last of it first."""
-    lines = []
-    in_place = dict[str, float]()  # when it was opened first
+    lines, in_place = list[dict[str, Any]](), list[dict[str, Any]]()
     for journal in folder.glob("files-*"):
         for text in journal.read_text().splitlines():
             with suppress(ValueError):  # the process was killed as it wrote
                 line = json.loads(text)
-                if line.get("is_in_place"):
-                    in_place.setdefault(line["path"], line["at"])
-                else:
-                    lines.append(line)
+                (in_place if "was" in line else lines).append(line)
         journal.unlink()
     paths = {line["path"] for line in lines if not line["is_folder"]}
     for line in sorted(lines, key=lambda line: -line["at"]):
@@ -186,9 +192,17 @@ def back(folder: Path) -> Undone:
                 os.unlink(path)
         if is_saved:
             os.rename(aside, path)
-    changed = []
-    for path, opened_at in in_place.items():
-        with suppress(OSError):
-            if path not in paths and os.stat(path).st_mtime >= opened_at:
-                changed.append(path)
-    return Undone(len(paths), sorted(changed))
+    # one that was kept before is as it was
+    changed = {
+        line["path"]
+        for line in in_place
+        if not os.path.exists(line["path"]) or _state(line["path"]) != line["was"]
+    }
+    kept = {
+        line["path"]
+        for line in lines
+        if all(
+            line["at"] < one["at"] for one in in_place if one["path"] == line["path"]
+        )
+    }
+    return Undone(len(paths), sorted(changed - kept))

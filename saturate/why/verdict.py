@@ -28,7 +28,7 @@ NO_STEP = "batches: no step of an optimiser was seen"
 UNDONE = (
     "that it saved after its step was given batches again; those of before are back"
 )
-GUESS = "{} samples, as its first tensor is long; --samples N if that is wrong"
+GUESS = "{} samples, the length of its first tensor; --samples N if that is wrong"
 
 WORDS = {
     "workers": "num_workers={}",

@@ -77,6 +77,7 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(
             len(targets["boxes"]) == boxes
             and kind.facts(plan)["instances_per_image"] == boxes / 3
         )
+        assert kind.facts(plan)["without_boxes"] == len(splits["train"].columns) - 3
         if boxes == 6:
             assert (
                 targets["masks"].any(axis=(1, 2)).all() and 5 not in targets["labels"]

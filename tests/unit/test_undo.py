@@ -80,6 +80,14 @@ def test_what_is_changed_in_place_is_named(tmp_path: Path) -> None:
     assert saved(plant, here, here, tmp_path) == 0
     assert undo.back(tmp_path) == undo.Undone(0, [str(here / "state.bin")])
     assert files_of(here)["data.npy"] == b"old"
+    # what is written anew behind that is back as it was changed, and named
+    plant = "open('data.npy', 'r+b').write(b'new'); write('data.npy')"
+    assert saved(plant, here, here, tmp_path) == 0
+    assert undo.back(tmp_path) == undo.Undone(1, [str(here / "data.npy")])
+    # one that was kept whole before is as it was
+    plant = "write('state.bin'); open('state.bin', 'r+b').write(b'x')"
+    assert saved(plant, here, here, tmp_path) == 0
+    assert undo.back(tmp_path) == undo.Undone(1, [])
 
 
 def saved(plant: str, here: Path, other: Path, journals: Path) -> int:

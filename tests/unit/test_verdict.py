@@ -269,7 +269,7 @@ def test_a_batch_whose_size_is_a_guess_is_told() -> None:
     one = rank([window(100)] * 3, 200, 300, **IDLE)
     assert "a batch" not in table(verdict.summary([one]))
     guessed = table(verdict.summary([one | {"is_guess": True}]))
-    assert "a batch 10 samples, as its first tensor is long; --samples N" in guessed
+    assert "a batch 10 samples, the length of its first tensor; --samples N" in guessed
 
 
 def test_what_was_tried_is_told_with_what_it_gave() -> None:

@@ -48,6 +48,8 @@ def test_samples_of_a_batch(batch: str) -> None:
         (([t(3, 4, 5)] * 5, [{"boxes": t(2, 4)}] * 5), 5),
         (([t(5, 3, 4, 4), t(5, 3, 2, 2)], t(5)), 5),
         ([{"file": "a", "image": t(3, 4, 4)}] * 8, 8),
+        ((tuple([t(3, 4, 5)] * 5), tuple([{"boxes": t(2, 4)}] * 5)), 5),
+        ([(t(3, 4, 5), 1)] * 5, 5),
         # graphs, whose nodes lie behind each other
         ({"x": t(97, 4), "edges": t(300, 2)}, 8),
         (object(), 8),
@@ -55,6 +57,19 @@ def test_samples_of_a_batch(batch: str) -> None:
 )
 def test_samples_of_a_batch_whose_loader_has_a_size(batch: Any, count: int) -> None:
     assert batches.samples_of(batch, 8) == count
+
+
+@pytest.mark.parametrize(("given", "count"), [(0, 64), (8, 64), (9, 20)])
+def test_an_epochs_last_batch_alone_may_be_shorter(
+    given: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time comes first: 20 steps of 64 sequences, or 20 sequences of 64 features."""
+    asked = {"seconds": 1, "samples": None, "then": "stop", "launcher": 0}
+    monkeypatch.setenv(hooks.ASKED, json.dumps(asked))
+    run = phases.Run(tmp_path)
+    run.facts["loader"] = {"batch_size": 64}
+    run._loader = range(10)
+    assert run._samples_of(t(20, 63), given) == count
 
 
 def changed_in_place(batch: dict[str, Any]) -> None:
