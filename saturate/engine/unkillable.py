@@ -496,9 +496,8 @@ class Agent:
             features.mm(features)
             torch.cuda.synchronize()
             with_cuda = " and a CUDA context"
-            with suppress(
-                Exception
-            ):  # such as memory that the GPU lacks: the trainer will say so
+            # what fails here, as where the GPU lacks memory, the trainer will say
+            with suppress(Exception):
                 self._rehearse(device)
         if self._says_memory and os.environ.get("LOCAL_RANK", "0") == "0":
             own = psutil.Process().memory_full_info().uss >> 20

@@ -416,7 +416,7 @@ FACTS = (
     Fact("validation", "the task's figures, of the last one; their curves are `val/`"),
     Fact(
         "validation_s",
-        "seconds of its loader and what is behind a pass, of its passes, scoring, and waiting for that",
+        "seconds of opening and closing its loader, of its passes, of scoring, and of waiting for scores",
     ),
     Fact("now.train_loss", "mean since the last validation", column="train_loss"),
     Fact("now.loss", "mean; the curves of its terms are `loss/`", Curve("train/loss")),

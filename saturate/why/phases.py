@@ -272,10 +272,13 @@ class Run:
 
     def _samples_of(self, batch: Any, given: int) -> int:
         """Return how many samples a batch has, before which its epoch has given so many batches."""
+        if self.samples:
+            return self.samples
         size = self.facts["loader"].get("batch_size")
+        # an epoch's last one may be shorter
         if size and given + 1 != length_of(self._loader):
-            return self.samples or size
-        return self.samples or samples_of(batch, size)
+            return int(size)
+        return samples_of(batch, size)
 
     def _following(self, pull: Callable[[], Any]) -> Any:
         """Return the loader's next batch, of its next epoch where a drain has taken some of the program's."""

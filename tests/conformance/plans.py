@@ -167,6 +167,21 @@ def _numbers(rows: Rows, i: int) -> tuple[str, ...]:
     return tuple(repr(column[i].tolist()) for column in columns_of(rows))
 
 
+def epoch_of(
+    make: Make, n: int, epoch: int, first: int, world_size: int, **numbers: Any
+) -> dict[int, tuple[str, ...]]:
+    """Return what by_id says of an epoch of training, over all ranks."""
+    found: dict[int, tuple[str, ...]] = {}
+    for rank in range(world_size):
+        for rows in make(n, world_size=world_size, rank=rank, **numbers).rows(
+            epoch, first
+        ):
+            own = by_id(rows)
+            assert not set(own) & set(found), "a sample is in two batches"
+            found |= own
+    return found
+
+
 def ordered(make: Make, n: int, epoch: int, **numbers: Any) -> list[int]:
     """Return the ids of an epoch of training in their order."""
     return [
@@ -299,6 +314,25 @@ def validation_is_exact(
         for i in np.flatnonzero(rows.valid)
     ]
     assert sorted(drawn) == sorted(alone)
+
+
+def a_resume_is_exact(
+    make: Make, n: int, *, before: tuple[int, int], after: tuple[int, int], steps: int
+) -> None:
+    """Another world size and batch (`before`, `after`) go on with the tail, with the numbers of each
+    sample.
+    """
+    epoch = 2
+    whole = epoch_of(make, n, epoch, 0, 1, batch_size=1)
+    assert len(whole) == make(n).samples
+    consumed = min(steps, len(whole) // (before[0] * before[1])) * before[0] * before[1]
+    first = epoch_of(make, n, epoch, 0, before[0], batch_size=before[1])
+    rest = epoch_of(make, n, epoch, consumed, after[0], batch_size=after[1])
+    tail = ordered(make, n, epoch)[consumed:]
+    together = after[0] * after[1]
+    assert set(rest) == set(tail[: len(tail) // together * together])
+    for sample, numbers in (*first.items(), *rest.items()):
+        assert numbers == whole[sample], f"sample {sample} was drawn with other numbers"
 
 
 def checksum(arrays: Iterable[Any]) -> float:

@@ -62,6 +62,15 @@ def test_validation(make: Make, n: int, world: int, batch: int) -> None:
     plans.validation_is_exact(make, n, world_size=world, batch_size=batch)
 
 
+@every_plan
+@settings(max_examples=6)
+@given(COUNTS, st.tuples(SMALL, SMALL), st.tuples(SMALL, SMALL), st.integers(0, 20))
+def test_resume(
+    make: Make, n: int, before: tuple[int, int], after: tuple[int, int], steps: int
+) -> None:
+    plans.a_resume_is_exact(make, n, before=before, after=after, steps=steps)
+
+
 GOLDEN: dict[str, float] = {
     "random-resized": 699686.4472267625,
     "stretched": 770643.4472267625,

@@ -134,7 +134,7 @@ VOICES: list[tuple[dict[str, Any], str, str]] = [
     (summary("contention", **FED, **VALIDATES), "validation", "take 60% of the run: a"),
     (summary("loader", 0.2, **WAITS, **VALIDATES), "validation", "larger --val-every"),
     (
-        summary("loader", **VALIDATES, epochs=1, settings={"task": "superres"}),
+        summary("loader", **VALIDATES, settings={"task": "superres", "epochs": 1}),
         "validation",
         "of the run: more --epochs for the one that each run has.",
     ),
