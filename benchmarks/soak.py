@@ -11,8 +11,10 @@ import gc
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +71,18 @@ MOST_TOLD = 5
 """Wrong clips of which a failed point has a line, and keeps the pixels."""
 BRIGHT = 128 / 255
 """Least level of a bright square, as video_set.number_of has it."""
+NEIGHBOUR = """
+import sys, time, torch
+on_gpu = sys.argv[1] == "cuda"
+side = 4096 if on_gpu else 512
+matrix = torch.ones(side, side, device=sys.argv[1], dtype=torch.half if on_gpu else torch.float)
+while True:
+    matrix @ matrix
+    if on_gpu:
+        torch.cuda.synchronize()
+    time.sleep(0.005)
+"""
+"""A program that uses the same device, some of the time."""
 MIB = ("host_mib", "device_mib")
 COUNTS = ("files", "threads", "processes")
 """Readings that are counts, none of which may grow."""
@@ -94,8 +108,12 @@ class Soak(Common):
     """Samples a batch. Default: 64; of clips, 16 frames of each video, 8."""
     image_size: Annotated[int, Field(ge=8)] = 224
     """Height and width of the output, pixels."""
+    clip_frames: PositiveInt = 16
+    """Frames of a clip."""
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
+    beside: NonNegativeInt = 0
+    """Programs that multiply matrices on the same device, from when a loader is open. Readings count them too."""
     numbered: bool = False
     """The videos are square ones of `video-set`, and --image-size is a multiple of 16 from 64 on: each frame is read,
     and a clip with a wrong one, or that does not come, is a failed point. The first ones are kept as wrong-*.pt."""
@@ -262,6 +280,7 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
         "task": settings.task,
         "window": "random-resized",
         "flip": 0.5,
+        "clip_frames": settings.clip_frames,
         # numbered: the whole frame, which shows its number
         "short_side": settings.image_size if settings.numbered else 0,
     }
@@ -290,7 +309,8 @@ def measure(
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
     frames, wrong = 0, list[str]()
-    with open_(point["loader"], batches) as loader:
+    beside = neighbours(settings.beside, device)
+    with open_(point["loader"], batches) as loader, beside:
         for epoch in range(settings.epochs):
             meter.resume(epoch)
             # Without --numbered no plan is drawn a second time within the measured window.
@@ -335,6 +355,19 @@ def measure(
         hardware=hardware(device, cores()),
         error="; ".join([*wrong[:MOST_TOLD], *leaks]) or None,
     )
+
+
+@contextmanager
+def neighbours(count: int, device: torch.device) -> Iterator[None]:
+    """Have so many programs use the device."""
+    words = [sys.executable, "-c", NEIGHBOUR, device.type]
+    programs = [subprocess.Popen(words) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 def wrong_clips(

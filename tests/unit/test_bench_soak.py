@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks import bench, soak, video_set
@@ -131,6 +132,8 @@ def test_a_frame_that_is_another_one_is_seen(
         batch_size=4,
         image_size=128,
         workers=1,
+        clip_frames=8,
+        beside=2,
         max_mib_an_epoch=50,
     )
     (point,) = soak.points(settings)
@@ -141,7 +144,10 @@ def test_a_frame_that_is_another_one_is_seen(
     for open_, wrong in ((open_loader, 0), (mixed, 1)):
         found = soak.measure(settings, point, tmp_path, open_=open_)
         figures, said = found.figures, found.error or ""
-        assert (figures["wrong"], figures["frames"]) == (wrong, 14 * 4 * 16)
+        assert (figures["wrong"], figures["frames"]) == (wrong, 14 * 4 * 8)
+        # a worker and two neighbours beside this one, of which none stays
+        assert figures["processes"] == 4
+        assert not psutil.Process().children()
     number = int(re.findall(r"^epoch 2, video \d shows frames \[(\d+)\]", said)[0])
     assert f"[{number}], not [{number + 1}]" in said
     assert [path.name[:8] for path in tmp_path.glob("wrong-*.pt")] == ["wrong-2-"]
