@@ -1,13 +1,14 @@
 """The search of --batch-size auto: the largest batch that fits, from a few trials and the memory that they took.
 
-    64 -> 512 -> memory grows by so much a sample -> a little less than what would fill the device,
-       which is taken where it fits, and as much is left as was predicted; else a little more or less
+    64 -> 1,024 -> memory grows by so much a sample -> CLOSE of what would fill the device,
+       which is taken where it fits; else a little less
 
 Must not know what a trial is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from saturate.contracts import UserError
@@ -15,10 +16,8 @@ from saturate.contracts import UserError
 CLOSE = 0.97
 """The batch that is found is at least this share of the largest that fits."""
 FIRST = 64
-FASTEST = 8
+FASTEST = 16
 """No trial has more than so many times the batch of one that has fitted: kernels are chosen anew for each."""
-AIM = 0.985
-"""Share of the predicted largest batch that is tried: the prediction is good to about a hundredth."""
 LESS = 0.02
 """Share by which the next is smaller where that did not fit, then twice as much: DALI takes memory in large pieces."""
 GRIDS = (8, 4, 2, 1)
@@ -82,7 +81,9 @@ def _next(
     """Return the batch to try, above the largest that `fitted` and below one that `fails`."""
     fits = max(fitted, default=0)
     middle = (fits + fails) // 2
-    guess = middle if limit is None else int(AIM * limit)
+    # the least that is close enough: mostly less fits than is predicted, and a trial that does not fit is lost
+    guess = middle if limit is None else math.ceil(CLOSE * limit)
+    guess += _grid(guess) - 1
     if unbounded:
         # the least that says whether the batch before is close to the largest
         least = int(fits / CLOSE) + _grid(fits)
