@@ -190,7 +190,7 @@ def train(
         settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
         torch.backends.cudnn.benchmark = batch_size.searches_kernels(
-            start.config, assembly.plan.batches, restarts=unkillable.memory is not None
+            start.config, assembly.plan, restarts=unkillable.memory is not None
         )
         step = step_of(assembly, world)
         set_later_aside(output, resume, world)

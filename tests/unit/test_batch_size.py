@@ -44,20 +44,25 @@ class Device:
 
 
 @pytest.mark.parametrize(
-    ("asked", "varies", "restarts", "searches"),
+    ("flags", "varies", "restarts", "searches"),
     [
-        ("64", False, False, True),
-        ("auto", False, False, False),
-        ("64", True, False, False),
-        ("64", False, True, False),
+        ("--epochs 20", False, False, True),
+        ("--epochs 19", False, False, False),
+        # it ends sooner, and may be resumed
+        ("--epochs 20 --steps 10", False, False, True),
+        ("--epochs 20 --batch-size auto", False, False, False),
+        ("--epochs 20", True, False, False),
+        ("--epochs 20", False, True, False),
     ],
 )
 def test_who_searches_for_kernels(
-    asked: str, varies: bool, restarts: bool, searches: bool
+    flags: str, varies: bool, restarts: bool, searches: bool
 ) -> None:
-    config, batches = parse(["--batch-size", asked]), SimpleNamespace(varies=varies)
-    found: Any = batch_size.searches_kernels
-    assert found(config, batches, restarts=restarts) == searches
+    plan: Any = SimpleNamespace(
+        batches=SimpleNamespace(varies=varies), steps=lambda epoch: 100
+    )
+    config = parse(flags.split())
+    assert batch_size.searches_kernels(config, plan, restarts=restarts) == searches
 
 
 @pytest.mark.parametrize("seed", range(20))
