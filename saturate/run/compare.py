@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import expm1, log, sqrt
+from math import expm1, inf, log, sqrt
 from pathlib import Path
 from statistics import NormalDist, mean, median, variance
 from typing import Any, NamedTuple
@@ -36,6 +36,8 @@ TOO_WIDE = 0.1
 """Where no smaller loss than this would show, nothing is told, unless --most-loss is."""
 Z = NormalDist().inv_cdf(0.995)
 """The quantile of one-sided tests of which 0.5 % see a loss where there is none."""
+EXPLAINS = 0.25
+"""Share of what a sample takes longer, from which on a stage that takes longer is named for it."""
 UNLIKE = ("output", "epochs", "steps", "shm_gib")
 """What differs between any two runs, and does not change a rate."""
 WAITS = (*NO_WORK, "workers", "queue")
@@ -59,14 +61,14 @@ def read(path: Path) -> Side:
         path /= "summary.json"
     try:
         return side(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError):
         raise UserError(
             f"{path}: name the folder or the summary.json of a run, or a file of saturate why --json, of this version"
         ) from None
 
 
 def side(summary: Mapping[str, Any]) -> Side:
-    """Return what a summary has. Raises KeyError where it is of another kind."""
+    """Return what a summary has. Raises KeyError, or what reading a wrong value does, where it is of another kind."""
     sections = {"rate": summary["rate"]} | {
         f"{name} ceiling": ceiling for name, ceiling in summary["ceiling"].items()
     }
@@ -83,7 +85,7 @@ def side(summary: Mapping[str, Any]) -> Side:
         if name not in NOT_OF_A_STEP
     }
     windows = {
-        title: one["spread"]["each"]
+        title: _positive(one["spread"]["each"])
         for title, one in sections.items()
         # the first steps are in the rate of a short run
         if one and one["spread"] and not one.get("short")
@@ -103,6 +105,13 @@ def side(summary: Mapping[str, Any]) -> Side:
         | summary["hardware"]
         | summary["versions"],
     )
+
+
+def _positive(rates: Sequence[float]) -> Sequence[float]:
+    # no comparison with nan is true, so that it would hide a loss
+    if not all(0 < rate < inf for rate in rates):
+        raise ValueError
+    return rates
 
 
 def losses(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
@@ -150,15 +159,17 @@ def _blocks(rates: Sequence[float]) -> list[float]:
 def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
     """Return the exit code, and what is said below the table. `most` is the loss that is let pass, 0 = not asked."""
     rates = [side.windows.get("rate", ()) for side in (a, b)]
+    tasks = [side.settings.get("task") for side in (a, b)]
+    # saturate why does not know it
+    if None not in tasks and tasks[0] != tasks[1]:
+        words = f"A is of {tasks[0]} and B of {tasks[1]}, whose samples are others"
+        return CANNOT_TELL, [f"cannot tell: {words}"]
     if min(map(len, rates)) < LEAST:
         return CANNOT_TELL, [f"cannot tell: train for {LEAST} windows or more"]
     loss, smallest = losses(*rates)
     lines = [f"the smallest loss that this pair can show: {smallest:.1%}"]
     if abs(loss) > smallest:
-        more = {name: now - before for name, before, now in _pairs(a.stages, b.stages)}
-        # where the rate has grown, the one that takes less
-        name = max(more, key=lambda name: more[name] * loss, default="not known")
-        lines.insert(0, f"stage that changed: {name}")
+        lines.insert(0, f"stage that changed: {_changed(a, b)}")
     if loss > max(smallest, most):
         return LOSS, [*lines, f"a loss of {loss:.1%}, beyond both spreads"]
     if most and smallest + min(loss, 0) > most:
@@ -175,8 +186,26 @@ def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
     return DONE, [*lines, f"no loss of {smallest:.1%} or more"]
 
 
+def _changed(a: Side, b: Side) -> str:
+    """Return the stage that grew the most of those that both sides have; where the rate has grown, the one that shrank
+    the most. A graph has its step as one stage, and loaders have stages of their own.
+    """
+    of_samples = [
+        1e3 * side.settings["world_size"] / median(side.windows["rate"])
+        for side in (a, b)
+    ]
+    longer = of_samples[1] - of_samples[0]
+    parts = {
+        name: (b.stages[name] - ms) / longer
+        for name, ms in a.stages.items()
+        if name in b.stages
+    }
+    name = max(parts, key=parts.__getitem__, default="")
+    return name if name and parts[name] > EXPLAINS else "not known"
+
+
 def _pairs(
-    a: Mapping[str, Any], b: Mapping[str, Any], missing: object = 0.0
+    a: Mapping[str, Any], b: Mapping[str, Any], missing: object
 ) -> Iterator[tuple[str, Any, Any]]:
     for name in {**a, **b}:
         yield name, a.get(name, missing), b.get(name, missing)
@@ -192,9 +221,10 @@ def rows(a: Side, b: Side) -> Iterator[tuple[str, ...]]:
                 for each in windows
             ]
             yield title, *cells, f"{now / before - 1:+.1%}"
-    for name, before, now in _pairs(a.stages, b.stages):
-        change = f"{now - before:+.3g} ms a sample"
-        yield name, f"{number(before)} ms", f"{number(now)} ms", change
+    for name, *each in _pairs(a.stages, b.stages, None):
+        cells = ["-" if ms is None else f"{number(ms)} ms" for ms in each]
+        is_known = None not in each
+        yield name, *cells, f"{each[1] - each[0]:+.3g} ms a sample" if is_known else ""
     for name, *values in _pairs(a.settings, b.settings, "-"):
         if values[0] != values[1] and name not in UNLIKE:
             yield name, *(one_line(str(value), 40) for value in values), ""
@@ -214,8 +244,11 @@ def compared(options: argparse.Namespace) -> int:
 
 def _share(text: str) -> float:
     with suppress(ValueError):
-        if 0 < (share := float(text.removesuffix("%")) / 100) < 1:
+        if BETWEEN_RUNS <= (share := float(text.removesuffix("%")) / 100) < 1:
             return share
+        if 0 < share < BETWEEN_RUNS:
+            words = f"{share:.2%}, and any two runs differ by {BETWEEN_RUNS:.0%}"
+            raise argparse.ArgumentTypeError(f"{text!r} is {words}")
     raise argparse.ArgumentTypeError(f"{text!r} is no share; write one such as 3%")
 
 

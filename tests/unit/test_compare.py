@@ -263,6 +263,71 @@ def test_a_run_of_few_windows_tells_nothing(
     assert code == 3 and said.endswith("cannot tell: train for 3 windows or more\n")
 
 
+SLOW = [900.0, 899.0, 900.0, 901.0, 900.0]
+"""Windows of a rate, so that a sample takes 0.11 ms longer than at 1,000 a second."""
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        # a graph has its step as one stage
+        ({"graph": 0.75}, {"forward": 0.25, "backward": 0.45, "update": 0.15}),
+        ({}, {"read": 0.8, "decode": 6.9}),  # a loader without stages
+        (STEP_MS, {name: 0.99 * ms for name, ms in STEP_MS.items()}),
+        (STEP_MS, STEP_MS | {"backward": 0.46}),  # 0.01 of 0.11 ms
+    ],
+)
+def test_a_stage_that_does_not_explain_the_loss_is_not_named(
+    before: dict[str, float],
+    now: dict[str, float],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def split(ms: dict[str, float]) -> dict[str, float]:
+        return {name: BATCH * value for name, value in ms.items()}
+
+    fast = [rate / 0.9 for rate in SLOW]
+    a = of_a_run(tmp_path / "a", fast, before, split_ms=split(before))
+    b = of_a_run(tmp_path / "b", SLOW, now, split_ms=split(now))
+    for pair, code in (((a, b), 1), ((b, a), 0)):
+        found, said = code_of(capsys, *pair)
+        assert found == code and "stage that changed: not known\n" in said, said
+    only = next(iter({**before, **now}))
+    row = next(line for line in said.splitlines() if line.startswith(only))
+    assert (only in before and only in now) or " - " in f"{row} ", row
+
+
+def test_of_two_tasks_nothing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [990.0, 1000.0, 1010.0]
+    folders = [
+        of_a_run(tmp_path / task, rates, STEP_MS, settings={"task": task})
+        for task in ("detection", "video")
+    ]
+    code, said = code_of(capsys, *folders)
+    assert code == 3 and "cannot tell: A is of detection and B of video" in said
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rate": {"spread": {"each": [float("nan")] * 6}}},
+        {"rate": {"spread": {"each": [1e3, 0.0, 0.0, 0.0, 0.0]}}},
+        {"rate": {"spread": {"each": [1e3, None, None, None]}}},
+        {"ceiling": None},
+        {"batch_size": 0},
+    ],
+)
+def test_a_file_with_wrong_values_is_refused(
+    more: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = of_a_run(tmp_path / "a", SLOW, STEP_MS)
+    b = of_a_run(tmp_path / "b", SLOW, STEP_MS, **more)
+    code, said = code_of(capsys, a, b)
+    assert code == 2 and said.count("\n") == 1 and "b/summary.json: name the" in said
+
+
 @pytest.mark.parametrize(
     ("content", "flags", "said"),
     [
@@ -272,6 +337,8 @@ def test_a_run_of_few_windows_tells_nothing(
         ('{"versions": {}}', "", "compare: b: name the folder or the summary.json"),
         ("{}", "--most-loss 0%", "--most-loss: '0%' is no share; write one such as 3%"),
         ("{}", "--most-loss few", "'few' is no share"),
+        # no pair could pass it
+        ("{}", "--most-loss 0.03", "'0.03' is 0.03%, and any two runs differ by 1%"),
     ],
 )
 def test_a_mistake_is_a_line(
