@@ -29,9 +29,14 @@ def samples_of(batch: Any, size: int | None = None) -> int:
     if size is None:
         return _first_length(batch)
     lengths = Counter(length for length in _lengths(batch) if 0 < length <= size)
-    if not lengths or size in (*lengths, _first_length(batch)):
+    if not lengths or is_seen(batch, size):
         return size
     return lengths.most_common(1)[0][0]
+
+
+def is_seen(batch: Any, size: int) -> bool:
+    """Return whether a tensor, array or list of a batch has so many rows."""
+    return size in (*_lengths(batch), _first_length(batch))
 
 
 def _lengths(batch: Any) -> Iterator[int]:
@@ -90,13 +95,14 @@ def tensors_of(batch: Any) -> list[Any]:
 
 
 class KeptBatch:
-    """A batch to be given again and again, as the loader has given it.
+    """A batch of so many samples to be given again and again, as the loader has given it.
 
     It is copied anew only where the loop has changed it: a copy of 128 images (77 MB) took 0.37 s on a busy core, and
     to see that they are unchanged 4 us.
     """
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, samples: int = 0) -> None:
+        self.samples = samples
         self._batch, self._whole = batch, _copied(batch)
         self._before = _state_of(batch)
 

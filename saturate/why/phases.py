@@ -38,6 +38,7 @@ from saturate.why import decoders, hooks, restore, step, trials, undo
 from saturate.why.batches import (
     KeptBatch,
     is_endless,
+    is_seen,
     length_of,
     samples_of,
     settings_of,
@@ -118,6 +119,7 @@ class Run:
     _decision: Any = None  # what it gets next, where that is decided
     _iterator: Any = None  # that has been asked for a batch
     _drains = False
+    _shows_size = False  # a batch of a loader without a length has had its batch_size as that of a tensor
     _journal: undo.Journal | None = None  # from the first replay on
     _agreements = 0
 
@@ -262,10 +264,14 @@ class Run:
             epoch.gap_since = None
             if not epoch.iterator_is_behind:
                 self._gaps_s.append(gap_s)
+        if isinstance(self._decision, KeptBatch):
+            samples = self._decision.samples
+        else:
+            samples = self._samples_of(batch, epoch.given)
         if self._decision is KEEP:
             # before the loop has it, which may change it
-            self._saved_batches.append(KeptBatch(batch))
-        counts["samples"] += self._samples_of(batch, epoch.given)
+            self._saved_batches.append(KeptBatch(batch, samples))
+        counts["samples"] += samples
         epoch.given += 1
         self._decision = None
         return batch
@@ -275,8 +281,13 @@ class Run:
         if self.samples:
             return self.samples
         size = self.facts["loader"].get("batch_size")
-        # an epoch's last one may be shorter
-        if size and given + 1 != length_of(self._loader):
+        if length := length_of(self._loader):
+            may_be_shorter = given + 1 == length  # an epoch's last one
+        else:
+            # an IterableDataset has one a worker, wherever: what batches show is taken once it was their size
+            self._shows_size |= bool(size) and is_seen(batch, size)
+            may_be_shorter = self._shows_size
+        if size and not may_be_shorter:
             return int(size)
         return samples_of(batch, size)
 
@@ -300,7 +311,9 @@ class Run:
 
     def _iterator_of_loader(self) -> Any:
         """Return the iterator of a DataLoader whose workers live on, or DALI's; None of others."""
-        return getattr(self._loader, "_iterator", None) or self._loader
+        iterator = getattr(self._loader, "_iterator", None)
+        # that of an IterableDataset has no length, which `or` would ask it for
+        return self._loader if iterator is None else iterator
 
     def _over(self, pull: Callable[[], Any]) -> Any:
         """End the program as Ctrl-C would, or let it go on."""

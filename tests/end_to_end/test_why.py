@@ -285,6 +285,41 @@ def test_an_epoch_is_as_long_as_the_programs_own(
     assert all(window["batches"] <= 256 for window in rank["windows"]["replay"])
 
 
+OF_A_STREAM = """
+import sys
+import time
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+workers, persistent = map(int, sys.argv[1:])
+class Stream(IterableDataset):
+    def __iter__(self):
+        for number in range(20):
+            time.sleep(0.001)
+            yield torch.ones(4), 1
+loader = DataLoader(Stream(), 8, num_workers=workers, persistent_workers=bool(persistent))
+network = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+for epoch in range(2000):
+    for inputs, labels in loader:
+        torch.nn.functional.cross_entropy(network(inputs), labels).backward()
+        optimizer.step()
+"""
+"""A program whose loader has no length; each worker's batches are of 8, 8 and 4 samples."""
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, 0), (1, 0), (1, 1)])
+def test_a_stream_ends_in_a_smaller_batch(
+    workers: int, persistent: int, why: Why
+) -> None:
+    words = map(str, (workers, persistent))
+    flags = ("--seconds", "0.2")
+    found = why.found(*words, lines=OF_A_STREAM, flags=flags)
+    for window in found["ranks"][0]["windows"]["own"]:
+        # 16 batches or more have between a quarter and 7 of 18 small ones
+        assert window["samples"] / window["batches"] == pytest.approx(20 / 3, rel=0.06)
+
+
 OF_TWO_LOADERS = """
 import sys
 

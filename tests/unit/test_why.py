@@ -59,17 +59,43 @@ def test_samples_of_a_batch_whose_loader_has_a_size(batch: Any, count: int) -> N
     assert batches.samples_of(batch, 8) == count
 
 
+def run_of(loader: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> phases.Run:
+    """Return a run that measures a loader of batches of 64."""
+    asked = {"seconds": 1, "samples": None, "then": "stop", "launcher": 0}
+    monkeypatch.setenv(hooks.ASKED, json.dumps(asked))
+    run = phases.Run(folder)
+    run.facts["loader"] = {"batch_size": 64}
+    run._loader = loader
+    return run
+
+
 @pytest.mark.parametrize(("given", "count"), [(0, 64), (8, 64), (9, 20)])
 def test_an_epochs_last_batch_alone_may_be_shorter(
     given: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time comes first: 20 steps of 64 sequences, or 20 sequences of 64 features."""
-    asked = {"seconds": 1, "samples": None, "then": "stop", "launcher": 0}
-    monkeypatch.setenv(hooks.ASKED, json.dumps(asked))
-    run = phases.Run(tmp_path)
-    run.facts["loader"] = {"batch_size": 64}
-    run._loader = range(10)
+    run = run_of(range(10), tmp_path, monkeypatch)
     assert run._samples_of(t(20, 63), given) == count
+
+
+@pytest.mark.parametrize(
+    ("of_epoch", "counts"),
+    [
+        ([t(64, 3), t(64, 3), t(20, 3)], [64, 64, 20]),
+        # time comes first, or nodes of graphs lie behind each other: nobody sees a size
+        ([t(20, 64), t(30, 64), t(9, 64)], [64, 64, 64]),
+        ([{"x": t(97, 4)}, {"x": t(30, 4)}], [64, 64]),
+    ],
+)
+def test_any_batch_of_a_loader_without_a_length_may_be_shorter(
+    of_epoch: list[Any],
+    counts: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = run_of(iter(range(10)), tmp_path, monkeypatch)
+    found = [run._samples_of(batch, given) for given, batch in enumerate(of_epoch)]
+    assert found == counts
 
 
 def changed_in_place(batch: dict[str, Any]) -> None:
