@@ -370,7 +370,7 @@ class Run:
                 self._journal = undo.Journal(self.folder / f"files-{os.getpid()}")
             yield from self._measured("replay", again)
             if turn == 0:
-                self.facts |= yield from step.split(again)
+                self.facts |= yield from step.split(again, self._clock)
                 replay = self.windows["replay"][0]
                 step_s = replay["seconds"] / replay["batches"]
                 self.facts |= step.conditions(self._optimizers, self.autocast)
@@ -417,7 +417,9 @@ class Run:
             notify(
                 f"trying {name}; a program that cannot have it ends with an error here"
             )
-            gains[name] = yield from trials.gains(again, trial, self._optimizers, steps)
+            gains[name] = yield from trials.gains(
+                again, trial, self._optimizers, steps, self._clock
+            )
             self._write()
 
     def _measured(self, name: str, actions: Iterator[Any]) -> Iterator[Any]:
@@ -449,6 +451,14 @@ class Run:
         self._busy_before = hooks.read(self.folder)
         self._counts = dict.fromkeys(COUNTED, 0.0)
         self._opened_at = step.synchronised()
+
+    def _clock(self) -> float:
+        """Return the time once the device has done what it was given, which stands still in validations and between
+        epochs.
+        """
+        now, since = step.synchronised(), self._epoch.gap_since
+        gap_s = 0.0 if since is None else now - since
+        return now - gap_s - self._counts["gap"] - self._counts["pause"]
 
     def _gap_s(self) -> float:
         """Return the usual time from an epoch's end to the next one's first batch."""

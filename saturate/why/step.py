@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +72,17 @@ def conditions(optimizers: Collection[Any], autocast: str) -> dict[str, Any]:
     }
 
 
-def split(again: Iterator[KeptBatch]) -> Found:
-    """Time forward, backward and optimiser of a few steps, each of which the device has ended by then."""
+def split(again: Iterator[KeptBatch], clock: Callable[[], float]) -> Found:
+    """Time forward, backward and optimiser of a few steps, by a clock before which the device has ended each."""
     from torch.optim import optimizer
 
     ms: dict[str, float] = {}
-    marked_at = synchronised()
+    marked_at = clock()
 
     def mark(part: str) -> None:
         """Count the time since the last mark as that of a part."""
         nonlocal marked_at
-        now = synchronised()
+        now = clock()
         ms[part] = ms.get(part, 0.0) + 1e3 * (now - marked_at) / STEPS
         marked_at = now
 

@@ -14,7 +14,6 @@ import torch
 
 from saturate.why import hooks
 from saturate.why.batches import KeptBatch
-from saturate.why.step import synchronised
 
 BLOCKS = 3
 """Times that steps with a change, and steps without it, are timed in turns."""
@@ -120,10 +119,14 @@ TRIALS = {
 
 
 def gains(
-    again: Iterator[KeptBatch], trial: Trial, optimizers: Collection[Any], steps: int
+    again: Iterator[KeptBatch],
+    trial: Trial,
+    optimizers: Collection[Any],
+    steps: int,
+    clock: Callable[[], float],
 ) -> Generator[KeptBatch, None, list[float]]:
-    """Yield batches for so many steps with a change and without it, in turns; return how many times as fast they are,
-    the least first.
+    """Yield batches for so many steps with a change and without it, in turns; return how many times as fast they are
+    by a clock before which the device has ended each, the least first.
     """
     times = []
     for _ in range(BLOCKS):
@@ -131,8 +134,8 @@ def gains(
         for change in (nullcontext(), trial.made(optimizers)):
             with change:
                 yield from itertools.islice(again, WARM_UP)
-                began = synchronised()
+                began = clock()
                 yield from itertools.islice(again, steps)
-                took_s.append(synchronised() - began)
+                took_s.append(clock() - began)
         times.append(took_s[0] / took_s[1])
     return sorted(times)

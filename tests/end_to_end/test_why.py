@@ -132,6 +132,37 @@ def test_the_cause_is_named(cause: str, why: Why) -> None:
     assert (found["binds"]["side"], found["binds"]["stage"]) == (side, stage)
 
 
+OF_PAUSES = """
+import sys
+import time
+import torch
+from torch.utils.data import DataLoader
+
+data = [(torch.ones(4), 1)] * 16
+loader, validation = DataLoader(data, 4), DataLoader(data, 4, sampler=range(16))
+network = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+for epoch in range(5000):
+    for number, (inputs, labels) in enumerate(loader):
+        torch.nn.functional.cross_entropy(network(inputs), labels).backward()
+        optimizer.step()
+        if number == 1 and sys.argv[1] == "validation":
+            for batch in validation:
+                time.sleep(0.02)
+    if sys.argv[1] == "epochs":
+        time.sleep(0.08)
+"""
+"""A program that pauses for 80 ms in each epoch of four steps, or behind it."""
+
+
+@pytest.mark.parametrize("pause", ["validation", "epochs"])
+def test_a_pause_is_no_part_of_a_step(pause: str, why: Why) -> None:
+    found = why.found(pause, lines=OF_PAUSES, flags=("--seconds", "0.1"))
+    assert set(found["split_ms"]) == {"loop", "forward", "backward", "update"}
+    # 13 ms or more with a pause among six steps
+    assert sum(found["split_ms"].values()) < 8, found["split_ms"]
+
+
 SHORT = "samples=160", "begin_ms=300"
 """Epochs of 20 batches, which begin with 0.3 s in which nothing is trained, unless workers live on."""
 

@@ -132,9 +132,7 @@ def test_tf32_is_taken_back() -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_a_gain_is_the_ratio_of_times_of_as_many_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gain_is_the_ratio_of_times_of_as_many_steps() -> None:
     """Steps of 3 s take 1 s, 1.5 s and 2 s with the change; those behind each switch take 100 s, and do not count."""
     clock = [0.0]
     blocks = iter([1.0, 1.5, 2.0])
@@ -146,12 +144,11 @@ def test_a_gain_is_the_ratio_of_times_of_as_many_steps(
         yield
         step_s[0] = 3.0
 
-    monkeypatch.setattr(trials, "synchronised", lambda: clock[0])
     trial = trials.Trial(bool, made)
     gains = []
 
     def given() -> Iterator[Any]:
-        gains.extend((yield from trials.gains(batches, trial, [], 5)))
+        gains.extend((yield from trials.gains(batches, trial, [], 5, lambda: clock[0])))
 
     batches: Any = itertools.repeat("batch")
     number = 0
