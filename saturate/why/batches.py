@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -81,10 +82,19 @@ def _is_image(tensor: Any) -> bool:
 
 
 def parts_of(batch: Any) -> list[Any]:
-    """Return what a batch holds: a list, a tuple, or whatever has values, as dictionaries and BatchEncodings do."""
+    """Return what a batch holds: a list, a tuple, whatever has values, as dictionaries and BatchEncodings do, or an
+    object of the program's own that is a dataclass, or is moved or pinned as a whole.
+    """
     if hasattr(batch, "keys") and hasattr(batch, "values"):
         return list(batch.values())
-    return list(batch) if isinstance(batch, (list, tuple)) else []
+    if isinstance(batch, (list, tuple)):
+        return list(batch)
+    if is_dataclass(batch):
+        return [getattr(batch, field.name, None) for field in fields(batch)]
+    is_moved = any(hasattr(batch, name) for name in ("to", "cuda", "pin_memory"))
+    if is_moved and not hasattr(batch, "shape"):
+        return list(getattr(batch, "__dict__", {}).values())
+    return []
 
 
 def tensors_of(batch: Any) -> list[Any]:

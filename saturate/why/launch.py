@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -58,10 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = given[at + 1 :]
     if not words:
         parser.error("name a program behind --")
-    if options.seconds <= 0:
-        parser.error(f"--seconds {options.seconds:g}: a window takes time")
+    if not 0 < options.seconds < math.inf:
+        parser.error(f"--seconds {options.seconds:g}: a window takes time, and ends")
+    if options.samples is not None and options.samples < 1:
+        parser.error(f"--samples {options.samples}: a batch has one or more")
     if options.json and not options.json.parent.is_dir():
         parser.error(f"--json {options.json}: there is no such folder")
+    if options.json and options.json.is_dir():
+        parser.error(f"--json {options.json}: it is a folder; name a file")
     if words[0] == "-m" or words[0].endswith(".py"):
         words = [sys.executable, *words]
     if not sys.platform.startswith("linux"):

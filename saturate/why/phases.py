@@ -56,6 +56,8 @@ STEPS_OF_TRAINING = 4
 """Steps of an optimiser after a batch of a loader, by which it is the one that feeds training."""
 BATCHES_WITHOUT_STEP = 64
 """Batches without any step of an optimiser, after which batches alone are counted."""
+STEPS_OF_OTHERS = 512
+"""Steps in a row without a batch of the loader that is measured, by which its training is over."""
 BATCHES_OF_REPLAY = 256
 """Most batches of a window in which the step gets batches again: the program's epochs and validations go on."""
 MOST_OF_A_TRIAL = 32
@@ -112,6 +114,7 @@ class Run:
     _last_loader: Any = None
     _steps = 0
     _other_batches = 0  # batches of other loaders since the last one of this
+    _other_steps = 0  # steps after these
     # its last batches, one behind another, that had others before them
     _steps_of_several = 0
     _pulls = False  # its next batch, in which other loaders may have a part
@@ -161,6 +164,21 @@ class Run:
             self._stepped[key] += 1
             if self._stepped[key] == STEPS_OF_TRAINING:
                 self._choose(self._last_loader)
+        elif self._other_batches:
+            self._other_steps += 1
+            if self._other_steps == STEPS_OF_OTHERS:
+                self._left()
+
+    def _left(self) -> None:
+        """Begin anew with the loader that feeds steps now, or refuse where these train on from a replay."""
+        if self._journal is not None:
+            self.refused = "its training went on with another loader before it was measured: measure that one alone"
+            return
+        notify(
+            "its training goes on with another loader, which is measured in place of the first one"
+        )
+        hooks.run = Run(self.folder)
+        hooks.run._opened, hooks.run._agreements = self._opened, self._agreements
 
     def take(self, batches: Any, loader: Any, pull: Callable[[], Any]) -> Any:
         """Return the batch that the program gets where it asks `loader` for the next one, which is pull()."""
@@ -177,7 +195,7 @@ class Run:
             self._loader = loader
         if loader is not self._loader:
             self._other_batches += 1
-            return pull()
+            return self._over(pull) if self.refused else pull()
         self._steps_of_several += 1
         if not self._other_batches:
             self._steps_of_several = 0
@@ -227,7 +245,7 @@ class Run:
             if self._epoch.gap_since is not None:
                 # a validation between two epochs is no part of their gap
                 self._epoch.gap_since += paused_s
-        self._other_batches = 0
+        self._other_batches = self._other_steps = 0
 
     def _decided(self, batches: Any) -> Any:
         """Return what the program gets next: a batch that is kept, or one of NEXT, KEEP and END."""

@@ -395,6 +395,41 @@ def test_steps_that_take_batches_of_two_loaders(way: str, why: Why) -> None:
         assert others[0].startswith(said)
 
 
+OF_TWO_TRAININGS = """
+import sys
+import time
+import torch
+from torch.utils.data import DataLoader
+
+for batch, steps in ((8, int(sys.argv[1])), (4, 3000)):
+    loader = DataLoader([(torch.ones(4), 1)] * 80, batch)
+    network = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    made = 0
+    while made < steps:
+        for inputs, labels in loader:
+            torch.nn.functional.cross_entropy(network(inputs), labels).backward()
+            optimizer.step()
+            made += 1
+            time.sleep(0.003)
+print("came to its end")
+"""
+"""A program that trains a network so many steps, and then another one by another loader."""
+
+
+@pytest.mark.parametrize("steps", [40, 100])
+def test_a_training_that_follows_a_short_one(steps: int, why: Why) -> None:
+    """The first one has ended before its step is given batches again, or after that."""
+    ended = why(str(steps), lines=OF_TWO_TRAININGS, flags=("--seconds", "0.1"))
+    assert "came to its end" not in ended.stdout
+    if steps == 40:
+        assert ended.returncode == 0, ended.stderr
+        assert json.loads(why.json.read_text())["batch_size"] == 4
+    else:
+        assert ended.returncode == 2
+        assert "measured: its training went on with another loader" in ended.stderr
+
+
 OF_A_TRIAL = """
 import contextlib
 import torch

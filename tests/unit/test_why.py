@@ -1,8 +1,11 @@
 """What `saturate why` sees in a program: samples of a batch, and a batch that the loop has changed."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +135,36 @@ def test_a_batch_comes_again_as_it_was(change: Any) -> None:
         change(batch)
 
 
+class Pinned:
+    """A batch of a program's own, as PyTorch's page on pinned memory has it."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def pin_memory(self) -> Pinned:
+        return self
+
+
+@dataclass
+class Pair:
+    x: torch.Tensor
+    y: int = 0
+
+
+@pytest.mark.parametrize("kind", [Pinned, Pair])
+@pytest.mark.parametrize("how", ["in place", "moved"])
+def test_an_object_comes_again_as_it_was(kind: Any, how: str) -> None:
+    kept = batches.KeptBatch([kind(torch.ones(5, 3)), 1])
+    for _ in range(3):
+        one, _ = kept.again()
+        assert one.x.tolist() == [[1.0] * 3] * 5
+        if how == "in place":
+            one.x.mul_(2)
+        else:  # as PyG's Data.to does
+            one.x = one.x + 1
+    assert batches.samples_of(one) == 5
+
+
 def test_a_batch_that_cannot_be_copied_comes_again() -> None:
     import threading
 
@@ -206,6 +239,11 @@ def test_files_that_are_gone_are_told_of_a_program_that_failed(
     ("words", "said"),
     [
         ("--seconds 0", "--seconds 0: a window takes time"),
+        ("--seconds nan", "--seconds nan: a window takes time"),
+        ("--seconds inf", "--seconds inf: a window takes time, and ends"),
+        ("--samples -8", "--samples -8: a batch has one or more"),
+        ("--samples 0", "--samples 0: a batch has one or more"),
+        ("--json .", "--json .: it is a folder"),
         ("--json nowhere/found.json", "--json nowhere/found.json: there is no such"),
     ],
 )
