@@ -25,6 +25,8 @@ SUFFIXES = (
     *(".pkl", ".pt", ".pth", ".safetensors", ".tar"),
 )
 """Files with these endings are checkpoints."""
+NAMES = ("latest", "last_checkpoint", "latest_checkpointed_iteration.txt")
+"""Files that say which one is the newest: of DeepSpeed, Detectron2 and MMEngine, and Megatron."""
 WRITTEN = "saturate.why.written"
 """Event of what writes a file without Python's knowledge, with its path."""
 IN_PLACE = "changed in place after its step was given batches again: "
@@ -88,6 +90,13 @@ class Journal:
         if of_folder in (-1, None) and _holds_checkpoint(path):
             self._touch(path)
 
+    def linked(self, source: Any, to: Any, of_folder: int) -> None:
+        """Note a link by the name of a checkpoint, or to one, or to a folder with some."""
+        to = _whole(to)
+        target = os.path.join(os.path.dirname(to), os.fsdecode(source))
+        if of_folder == -1 and any(map(_holds_checkpoint, (to, target))):
+            self._touch(to)
+
     def renamed(self, source: Any, to: Any, *_: int) -> None:
         """Note a file or folder that gets another name, where one of the two is a checkpoint's, or was noted."""
         source, to = _whole(source), _whole(to)
@@ -119,7 +128,7 @@ EVENTS: dict[str, Callable[..., None]] = {
     "os.mkdir": Journal.made,
     "os.remove": Journal.changed,
     "os.rename": Journal.renamed,
-    "os.symlink": lambda journal, _, to, *__: journal.changed(to),
+    "os.symlink": Journal.linked,
     "shutil.rmtree": Journal.changed,
     WRITTEN: Journal.written,
 }
@@ -137,13 +146,14 @@ def _whole(path: Any) -> str:
 
 
 def _is_checkpoint(path: str | Path) -> bool:
-    return str(path).endswith(SUFFIXES)
+    return str(path).endswith(SUFFIXES) or os.path.basename(path) in NAMES
 
 
 def _holds_checkpoint(path: str) -> bool:
-    if os.path.isdir(path) and not os.path.islink(path):
+    """Return whether a file, or one in a folder, is a checkpoint; of a link what it leads to."""
+    if os.path.isdir(path):
         return any(map(_is_checkpoint, Path(path).rglob("*")))
-    return _is_checkpoint(path)
+    return _is_checkpoint(path) or _is_checkpoint(os.path.realpath(path))
 
 
 def _keep(path: str, aside: str) -> None:

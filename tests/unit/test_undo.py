@@ -27,6 +27,10 @@ SAVES = {
     "a name that no checkpoint has": "os.rename('last.pt', 'last.bak'); write('last.pt'); os.remove('last.bak')",
     "over what it has moved": "os.rename('last.pt', 'prev.pt'); write('last.pt'); write('prev.pt')",
     "through a link": "os.symlink('last.pt', 'it.pt'); write('it.pt')",
+    "and what says which is the newest": "write('new.pt'); write('last_checkpoint')",
+    "and leads to it": "os.mkdir('step-2'); write('step-2/b.pt'); os.symlink('step-2', 'best')",
+    "and has the link lead to it": "os.mkdir('s'); write('s/b.pt'); os.remove('newest'); os.symlink('s', 'newest')",
+    "and a new link": "write('new.pt'); os.symlink('new.pt', 'tmp'); os.replace('tmp', 'newest')",
     "from what was no checkpoint": "os.rename('notes.txt', 'last.pt')",
     "by a thread": "t = threading.Thread(target=write, args=('last.pt',)); t.start(); t.join()",
     "twice, and then it fails": "write('last.pt'); write('last.pt'); os.remove('none.pt')",
@@ -49,6 +53,8 @@ def test_files_are_those_of_before(how: str, tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"old {name}")
         os.utime(file, (1e9, 1e9))
+    (here / "last_checkpoint").write_text("last.pt")
+    (here / "newest").symlink_to("step-1")
     before = files_of(here)
     assert saved(SAVES[how], here, other, tmp_path) == ("fails" in how)
     assert files_of(here) != before, "the plant saves nothing"
@@ -106,7 +112,11 @@ def saved(plant: str, here: Path, other: Path, journals: Path) -> int:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in folder.rglob("*")
-    }
+    """Return by path what each file, link and folder has."""
+    found = {}
+    for path in folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        if path.is_symlink():
+            content = os.fsencode(path.readlink())
+        found[str(path.relative_to(folder))] = content
+    return found
