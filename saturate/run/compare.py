@@ -51,6 +51,8 @@ class Side(NamedTuple):
     """Rates of the windows of the rate and of each ceiling, by the titles of their rows, samples/s."""
     stages: Mapping[str, float]
     """Milliseconds that a sample takes on rank 0; those of workers are divided among them."""
+    waits_for: Sequence[str]
+    """Stages that its rate can be lower for: of the loader or of the step, where one of them is known to bind."""
     settings: Mapping[str, Any]
     """With versions and the machine."""
 
@@ -100,6 +102,7 @@ def side(summary: Mapping[str, Any]) -> Side:
     return Side(
         windows,
         loader | step,
+        [*{"compute": step, "loader": loader}.get(summary.get("bound"), loader | step)],
         {"world_size": summary["world_size"]}
         | settings
         | summary["hardware"]
@@ -187,18 +190,19 @@ def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
 
 
 def _changed(a: Side, b: Side) -> str:
-    """Return the stage that grew the most of those that both sides have; where the rate has grown, the one that shrank
-    the most. A graph has its step as one stage, and loaders have stages of their own.
+    """Return the stage that grew the most of those that both sides have and the slower one waits for; where the rate
+    has grown, the one that shrank the most. A graph has its step as one stage, and loaders have stages of their own.
     """
     of_samples = [
         1e3 * side.settings["world_size"] / median(side.windows["rate"])
         for side in (a, b)
     ]
     longer = of_samples[1] - of_samples[0]
+    slower = b if longer > 0 else a
     parts = {
         name: (b.stages[name] - ms) / longer
         for name, ms in a.stages.items()
-        if name in b.stages
+        if name in b.stages and name in slower.waits_for
     }
     name = max(parts, key=parts.__getitem__, default="")
     return name if name and parts[name] > EXPLAINS else "not known"

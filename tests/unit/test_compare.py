@@ -297,6 +297,23 @@ def test_a_stage_that_does_not_explain_the_loss_is_not_named(
     assert (only in before and only in now) or " - " in f"{row} ", row
 
 
+@pytest.mark.parametrize(
+    ("bound", "stage"),
+    [("compute", "forward"), ("loader", "decode"), ("contention", "decode")],
+)
+def test_a_stage_that_nothing_waits_for_is_not_named(
+    bound: str, stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sample takes 0.11 ms longer: forward 0.1 ms, and decode 0.125 ms of each of eight workers."""
+    ms = LOADER_MS | STEP_MS
+    more = {"forward": ms["forward"] + 0.1, "decode": ms["decode"] + 1.0}
+    a = of_a_run(tmp_path / "a", [rate / 0.9 for rate in SLOW], ms)
+    b = of_a_run(tmp_path / "b", SLOW, ms | more, bound=bound)
+    said = code_of(capsys, a, b)[1]
+    assert f"stage that changed: {stage}\n" in said
+    assert f"stage that changed: {stage}\n" in code_of(capsys, b, a)[1]
+
+
 def test_of_two_tasks_nothing_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
