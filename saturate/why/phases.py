@@ -359,6 +359,11 @@ class Run:
         """Leave a line on why this program was not measured, for the case that it was not."""
         if batches := sum(self._taken.values()):
             few = f"it took {batches} batches and made {self._steps} steps, too few: more data or epochs"
+            if self._other_steps > WARM_UP_BATCHES:
+                few = (
+                    f"its last {self._other_steps} steps had batches of another loader; "
+                    "what is no DataLoader has to be the same object in all epochs"
+                )
             (self.folder / hooks.UNMEASURED).write_text(self.refused or few)
 
     # -- phases ------------------------------------------------------------------------------------------------

@@ -241,6 +241,25 @@ def test_a_loop_without_an_optimizer_is_counted_by_batches(why: Why) -> None:
     assert "no step of an optimiser was seen" in ended.stdout
 
 
+OF_GENERATORS = """
+import torch
+from saturate.why import watch
+
+network = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+for epoch in range(10):
+    for batch in watch(torch.ones(8, 4) for _ in range(30)):
+        network(batch).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_loader_that_is_another_object_each_epoch_is_told(why: Why) -> None:
+    ended = why(lines=OF_GENERATORS)
+    assert ended.returncode == 2
+    assert "its last 270 steps had batches of another loader" in ended.stderr
+
+
 def test_a_program_that_cannot_be_measured(why: Why) -> None:
     ended = why("steps=30")
     assert ended.returncode == 2 and "came to its end" in ended.stdout
