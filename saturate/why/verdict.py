@@ -277,9 +277,10 @@ def _changes(
             replace(model, compute=model.compute * one) for one in times
         )
         yield name, so_fast, least, most
-    copy_ms = ranks[0].get("transfer_ms")
-    if copy_ms and not ranks[0]["pinned"]:
-        step_ms = values["ceiling"]["compute"]["step_ms"]
+    copy_ms = ranks[0].get("transfer_ms", 0.0)
+    step_ms = values["ceiling"]["compute"]["step_ms"]
+    # of a batch that takes longer than a step the program copies a part
+    if 0 < copy_ms < step_ms and not ranks[0]["pinned"]:
         # at most the copy runs beside the step, and at least half of it
         fully, half = (
             replace(model, compute=model.compute * step_ms / (step_ms - saved))

@@ -230,6 +230,24 @@ def test_epochs_that_take_time_to_begin(drained: Any, ceiling: float) -> None:
     assert "between epochs 50.0% of the time" in table(found)
 
 
+@pytest.mark.parametrize("transfer_ms", [10.5, 20.0, 25.0])
+def test_no_copy_is_spared_that_takes_longer_than_the_step(transfer_ms: float) -> None:
+    """A step takes 10 ms, so that the program copies a part of what was copied here."""
+    found = verdict.summary(
+        [
+            rank(
+                [window(1000)] * 3,
+                1000,
+                9000,
+                transfer_ms=transfer_ms,
+                pinned=False,
+                **IDLE,
+            )
+        ]
+    )
+    assert not [one for one in found["what_if"] if "pin_memory" in one["what"]]
+
+
 def test_a_copy_from_pageable_memory() -> None:
     """A step of 10 ms, of which 4 ms are the copy: without it 6 ms, and 8 ms without half of it."""
     found = verdict.summary(
