@@ -101,6 +101,15 @@ def test_any_batch_of_a_loader_without_a_length_may_be_shorter(
     assert found == counts
 
 
+def test_a_short_batch_that_comes_again_counts_its_own_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batch of an epoch, 20 of 64, is given as the first one of another."""
+    run = run_of(range(10), tmp_path, monkeypatch)
+    run._decision = batches.KeptBatch(t(20, 3), run._samples_of(t(20, 3), 9))
+    assert len(run._next_batch(lambda: None)) == run._counts["samples"] == 20
+
+
 def changed_in_place(batch: dict[str, Any]) -> None:
     batch["x"].mul_(2)
 
