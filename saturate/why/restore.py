@@ -86,7 +86,16 @@ class State:
             for tensor, content in self._grads:
                 tensor.grad = content
         for holder, state in self._states:
+            groups = getattr(holder, "param_groups", ())
             holder.load_state_dict(state)
+            # an optimiser makes new ones, and the program may set the learning rate in those that it has
+            for group, new in zip(
+                groups, getattr(holder, "param_groups", ()), strict=True
+            ):
+                group.clear()
+                group.update(new)
+            if groups:
+                holder.param_groups = groups
         for put_back, state in self._random:
             put_back(state)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from saturate.why import batches, hooks, launch, phases, undo, watch
+from saturate.why import batches, hooks, launch, phases, restore, undo, watch
 
 t = torch.zeros
 BATCHES: dict[str, tuple[Any, int]] = {
@@ -108,6 +108,21 @@ def test_a_short_batch_that_comes_again_counts_its_own_samples(
     run = run_of(range(10), tmp_path, monkeypatch)
     run._decision = batches.KeptBatch(t(20, 3), run._samples_of(t(20, 3), 9))
     assert len(run._next_batch(lambda: None)) == run._counts["samples"] == 20
+
+
+def test_a_program_keeps_its_hold_of_an_optimizer() -> None:
+    network = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(network.parameters(), 0.5, momentum=0.9)
+    (group,) = groups = optimizer.param_groups
+    before = restore.State([optimizer])
+    group["lr"] = 7.0
+    network(t(4, 3)).sum().backward()
+    optimizer.step()
+    before.put_back()
+    assert group["lr"] == 0.5 and not optimizer.state
+    # as a schedule by hand does
+    group["lr"] = 3.0
+    assert optimizer.param_groups is groups and optimizer.param_groups[0]["lr"] == 3.0
 
 
 def changed_in_place(batch: dict[str, Any]) -> None:
