@@ -102,7 +102,11 @@ def side(summary: Mapping[str, Any]) -> Side:
     return Side(
         windows,
         loader | step,
-        [*{"compute": step, "loader": loader}.get(summary.get("bound"), loader | step)],
+        [
+            *{"compute": step, "loader": loader}.get(
+                summary.get("bound") or "", loader | step
+            )
+        ],
         {"world_size": summary["world_size"]}
         | settings
         | summary["hardware"]
