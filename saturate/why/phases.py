@@ -122,6 +122,7 @@ class Run:
     _decision: Any = None  # what it gets next, where that is decided
     _iterator: Any = None  # that has been asked for a batch
     _drains = False
+    _largest = 0  # samples of its batches so far, at most
     _shows_size = False  # a batch of a loader without a length has had its batch_size as that of a tensor
     _journal: undo.Journal | None = None  # from the first replay on
     _agreements = 0
@@ -286,7 +287,10 @@ class Run:
             samples = self._decision.samples
         else:
             samples = self._samples_of(batch, epoch.given)
-        if self._decision is KEEP:
+        self._largest = max(self._largest, samples)
+        # an epoch's last one would stand for all
+        is_whole = samples == self._largest or self.facts["is_guess"]
+        if self._decision is KEEP and is_whole:
             # before the loop has it, which may change it
             self._saved_batches.append(KeptBatch(batch, samples))
         counts["samples"] += samples
@@ -385,7 +389,8 @@ class Run:
             yield from self._measured("own", itertools.repeat(NEXT))
             if turn == 0:
                 self._saved_batches: list[KeptBatch] = []
-                yield from [KEEP] * 2
+                while len(self._saved_batches) < 2:
+                    yield KEEP
                 # one ring: a loop that looks ahead by a batch has not changed the last one yet
                 again = itertools.cycle(self._saved_batches)
                 if self.goes_on and not restore.refuses():

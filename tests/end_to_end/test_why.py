@@ -365,7 +365,9 @@ def test_a_stream_ends_in_a_smaller_batch(
     words = map(str, (workers, persistent))
     flags = ("--seconds", "0.2")
     found = why.found(*words, lines=OF_A_STREAM, flags=flags)
-    for window in found["ranks"][0]["windows"]["own"]:
+    windows = found["ranks"][0]["windows"]
+    assert all(one["samples"] == 8 * one["batches"] for one in windows["replay"])
+    for window in windows["own"]:
         # 16 batches or more have between a quarter and 7 of 18 small ones
         assert window["samples"] / window["batches"] == pytest.approx(20 / 3, rel=0.06)
 

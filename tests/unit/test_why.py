@@ -67,7 +67,7 @@ def run_of(loader: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> phases
     asked = {"seconds": 1, "samples": None, "then": "stop", "launcher": 0}
     monkeypatch.setenv(hooks.ASKED, json.dumps(asked))
     run = phases.Run(folder)
-    run.facts["loader"] = {"batch_size": 64}
+    run.facts |= {"loader": {"batch_size": 64}, "is_guess": False}
     run._loader = loader
     return run
 
