@@ -59,7 +59,8 @@ def epochs_are_flat(
     open_: Open, feed: Feed, attempts: int = ATTEMPTS
 ) -> dict[str, float]:
     """Return what an epoch adds: nothing in one of `attempts` windows, for allocators settle slowly."""
-    with old_left_alone(), open_(feed) as loader:
+    # what a loader forks as it opens thaws what was frozen before
+    with open_(feed) as loader, old_left_alone():
         epoch = 0
         for _ in range(WARM_EPOCHS):
             epoch = _pass(loader, epoch)
