@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,7 +33,6 @@ class Host:
         # as many cores, and so threads, as each of two ranks on one host
         cores = sorted(os.sched_getaffinity(0))
         self._cores = cores[: max(1, len(cores) // 2)]
-        self.started: list[subprocess.Popen[str]] = []
 
     def fork(self, *words: object, **variables: str) -> Process:
         """Start what `python WORDS` starts on this host, with imports that were made before."""
@@ -46,42 +44,14 @@ class Host:
             host=(self.name, self._cores),
         )
 
-    def start(self, *words: object, **variables: str) -> subprocess.Popen[str]:
-        """Start what `python WORDS` starts on this host."""
-        named = [
-            "taskset",
-            "-c",
-            ",".join(map(str, self._cores)),
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            'hostname "$0" && exec "$@"',
-        ]
-        command = ["ip", "netns", "exec", self.name, *named, self.name, sys.executable]
-        process = subprocess.Popen(
-            [*command, *map(str, words)],
-            cwd=self.folder,
-            env={
-                **importable(self._train.env),
-                "GLOO_SOCKET_IFNAME": self.link,
-                **variables,
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
-
     def agent(
         self, first: Host, *words: object, program: str = "-m torch.distributed.run"
-    ) -> subprocess.Popen[str]:
+    ) -> Process:
         """Start torchrun, or the entry point, with one rank; the rendezvous is at the `first` host."""
         meets = f"--rdzv-backend c10d --rdzv-endpoint {first.address}:29400 --local-addr {self.address}"
         meets += f" --rdzv-conf is_host={int(first is self)}"
         torchrun = f"{program} --nnodes 2 --max-restarts 1 {meets}"
-        return self.start(*torchrun.split(), *words)
+        return self.fork(*torchrun.split(), *words)
 
     def processes(self) -> list[psutil.Process]:
         listed = ["ip", "netns", "pids", self.name]
@@ -90,7 +60,8 @@ class Host:
 
     def rank(self) -> psutil.Process:
         """The process of train.py that torchrun has started."""
-        (agent,) = (p for p in self.processes() if p.ppid() == os.getpid())
+        here = self.processes()
+        (agent,) = (p for p in here if p.ppid() not in {one.pid for one in here})
         (rank,) = agent.children()
         return rank
 
@@ -137,7 +108,5 @@ def network(count: int, train: Runner) -> Iterator[list[Host]]:
     finally:
         for host in found:
             host.kill()
-            for started in host.started:
-                started.communicate()
             ip(f"netns del {host.name}")
         ip(f"netns del {switch}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.hosts import Host, network
-from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, reached
+from tests.end_to_end.runs import ROOT, Runner, losses, reached
 from tests.end_to_end.test_torchrun import SMALL, ours
 
 FLAGS = f"{SMALL} --epochs 100 --val-every 0 --steps 20 --save-every-steps 2 --resume auto".split()
@@ -31,11 +30,6 @@ def hosts(train: Runner) -> Iterator[list[Host]]:
         yield found
 
 
-def ended(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Wait for the processes; return what they said."""
-    return [process.communicate(timeout=TIMEOUT_S)[1] for process in processes]
-
-
 def test_a_run_is_the_planned_one(
     train: Runner, hosts: list[Host], pictures: Path
 ) -> None:
@@ -47,8 +41,7 @@ def test_a_run_is_the_planned_one(
     agents = [host.agent(hosts[0], *words) for host in hosts]
     reached(run, 4)
     hosts[0].rank().kill()
-    ended(agents)
-    assert [agent.returncode for agent in agents] == [0, 0]
+    assert [agent.wait() for agent in agents] == [0, 0]
     assert len(losses(run)) == 20 and losses(run) == losses(planned)
 
 
@@ -80,10 +73,9 @@ def test_a_mistake_of_one_host_is_said_on_both_and_started_once(
         host.agent(hosts[0], *words, *more, program=program)
         for host, more in zip(hosts, ([], ["--lr", "0.7"]), strict=True)
     ]
-    said = ended(agents)
-    assert [agent.returncode for agent in agents] == [2, 2]
+    assert [agent.wait() for agent in agents] == [2, 2]
     differ = f"train.py: the ranks differ: --lr is 0.1 on rank 0, 0.7 on rank 1 on {hosts[1].name}"
-    for rank, err in enumerate(said):
-        assert ours(err) == [f"{differ}; all need the same"]
-        assert f"entry point: rank {rank} failed first, exit code 2" in err
-        assert "Traceback" not in err
+    for rank, agent in enumerate(agents):
+        assert ours(agent.err) == [f"{differ}; all need the same"]
+        assert f"entry point: rank {rank} failed first, exit code 2" in agent.err
+        assert "Traceback" not in agent.err
