@@ -52,6 +52,10 @@ class Process:
         status = self.folder / "status"
         return int(status.read_text()) if status.exists() else None
 
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         until(lambda: self.poll() is not None, timeout_s, f"process {self.pid} to end")
         code = self.poll()
