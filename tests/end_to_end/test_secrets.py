@@ -15,7 +15,7 @@ pytest.importorskip("aiohttp")
 LOGIN = "canary-name:canary-password"
 QUERY = "?X-Amz-Signature=canary-signature&sig=canary-sas"
 SIGNS = (b"canary", b64encode(LOGIN.encode()))
-FLAGS = """--source tar --arch resnet18 --image-size 32 --batch-size 8 --precision fp32 --workers 1
+FLAGS = """--source tar --arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8 --precision fp32 --workers 1
 --loader torchvision --ceilings false --output run --manifest-dir cache --keep 1 --resume auto"""
 
 
