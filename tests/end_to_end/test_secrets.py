@@ -15,8 +15,8 @@ pytest.importorskip("aiohttp")
 LOGIN = "canary-name:canary-password"
 QUERY = "?X-Amz-Signature=canary-signature&sig=canary-sas"
 SIGNS = (b"canary", b64encode(LOGIN.encode()))
-FLAGS = """--source tar --arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8 --precision fp32 --workers 1
---loader torchvision --ceilings false --output run --manifest-dir cache --keep 1 --resume auto"""
+FLAGS = """--source tar --arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8 --precision fp32
+--workers 1 --loader torchvision --ceilings false --output run --manifest-dir cache --keep 1 --resume auto"""
 
 
 def test_secrets_are_in_no_file_and_a_resume_says_what_is_missing(
