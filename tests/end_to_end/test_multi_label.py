@@ -36,20 +36,21 @@ def draw(folder: Path) -> None:
 
 def test_a_run(train: Runner) -> None:
     draw(train.cwd / "data")
-    network = ("--arch shufflenet_v2_x0_5 --image-size 32 --precision fp32",)
-    run = (*network, "--batch-size 8 --lr 0.05")
+    network = ("--arch tests.end_to_end.networks:tiny",)
+    run = (*network, "--image-size 32 --precision fp32 --batch-size 8 --lr 0.1")
     mixed = (
-        "--multi-label true --mixup 0.1 --warmup-epochs 0 --epochs 6 --val-every 6",
+        "--multi-label true --mixup 0.1 --warmup-epochs 0 --epochs 12 --val-every 12",
     )
     here = ("--loader torchvision --workers 0 --ceilings false",)
     train("--data data", *run, *mixed, *here, "--output run").done()
     val = summary(train.cwd / "run")["validation"]
     assert val["map"] > 0.9 and val["samples"] == 14 and "top1" not in val
-    assert train.evaluated(2, "--data data")["map"] == val["map"]
+    assert train.evaluated(2, "--data data", *network)["map"] == val["map"]
     validated = rows(train.cwd / "run/val_predictions.csv")
     assert [row["labels"] for row in validated][5:7] == ["blue;red", "blue;green"]
     train(
         "--predict data/photos/val --resume run/last.pt",
+        *network,
         *here,
         "--output new",
     ).done()

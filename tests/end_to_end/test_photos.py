@@ -21,9 +21,12 @@ from tests.end_to_end.runs import Process, Runner, draw, rows, until
 pytest.importorskip("cleanlab")
 pytest.importorskip("cleanvision")
 SMALL = (
-    "--arch shufflenet_v2_x0_5 --image-size 32 --batch-size 8 --workers 0 --loader torchvision "
+    "--arch tests.end_to_end.networks:tiny --image-size 32 --batch-size 8 --workers 0 --loader torchvision "
     "--precision fp32 --epochs 8 --lr 0.05 --val-every 8 --ceilings false --val-share 0.5"
 )
+
+NAMED = "--arch shufflenet_v2_x0_5"
+"""A network whose checkpoints say what it is."""
 
 
 def asked(url: str, content: bytes, name: str = "a.jpg") -> tuple[int, str]:
@@ -57,7 +60,7 @@ def address(process: Process) -> str:
 def is_the_same_evaluation(train: Runner, photos: Path) -> None:
     """Check that photos of the list may be deleted behind a training, and the list itself may not."""
     words = (SMALL, "--data", photos, "--leave-out", "photos.csv", "--output", "left")
-    assert train(*words, "--epochs", 1).wait() == 0
+    assert train(*words, NAMED, "--epochs", 1).wait() == 0
     (photos / rows(train.cwd / "photos.csv")[0]["photo"]).unlink()
     evaluate = "--evaluate", "--data", photos, "--resume", "left/best.pt"
     again = train(*evaluate, "--output", "again", "--workers", 0)
@@ -110,10 +113,10 @@ def test_labels_that_were_changed_and_answers(train: Runner) -> None:
     )
     new = drawn / "val"
     predict = train(
-        "--predict", new, "--resume", "f0/best.pt", "--output", "new", "--workers 0"
+        "--predict", new, "--resume", "left/best.pt", "--output", "new", "--workers 0"
     )
     assert predict.wait() == 0
-    process = train.python("-m", "saturate", "try", "f0/best.pt", "--port", 0)
+    process = train.python("-m", "saturate", "try", "left/best.pt", "--port", 0)
     url = address(process)
     assert urllib.request.urlopen(url).status == 200
     for row in rows(tmp_path / "new/predictions.csv")[:3]:
