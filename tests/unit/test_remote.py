@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
-import subprocess
 import sys
 import tarfile
 import threading
@@ -501,35 +501,30 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
 
 
-KEEPS = """
-import sys
-from pathlib import Path
-from saturate.dataset.stores.disk_cache import Kept
-kept = Kept(Path(sys.argv[1]), int(sys.argv[2]))
-for number in range(60):
-    content = b"%d" % number * 300
-    assert kept.get(b"%s %d" % (sys.argv[3].encode(), number), lambda: content) == content
-    if number == 0:
-        print(flush=True)
-        sys.stdin.readline()
-"""
+def keeps(folder: Path, bound: int, number: int, all_keep: Any) -> None:
+    kept = Kept(folder, bound)
+    for at in range(60):
+        content = b"%d" % at * 300
+        assert kept.get(b"%d %d" % (number, at), partial(bytes, content)) == content
+        if at == 0:
+            all_keep.wait(60)
 
 
 def test_sixteen_processes_keep_no_more_than_the_bound(tmp_path: Path) -> None:
     """Each has kept one sample when they go on together, and together they have twice what the bound allows."""
     folder = tmp_path / "kept"
     bound = 16 * 60 * 600 // 2
-    command = [sys.executable, "-c", KEEPS, str(folder), str(bound)]
-    pipe = subprocess.PIPE
+    forks = multiprocessing.get_context("fork")
+    all_keep = forks.Barrier(16)
     running = [
-        subprocess.Popen([*command, str(number)], stdin=pipe, stdout=pipe, text=True)
+        forks.Process(target=keeps, args=(folder, bound, number, all_keep))
         for number in range(16)
     ]
     for process in running:
-        assert process.stdout is not None and process.stdout.readline() == "\n"
+        process.start()
     for process in running:
-        process.communicate("go\n")
-        assert process.returncode == 0
+        process.join()
+        assert process.exitcode == 0
     size = sum(path.stat().st_size for path in folder.glob("??/*"))
     assert 0.97 * bound < size <= bound
 
