@@ -197,8 +197,8 @@ def test_an_interrupted_scan_leaves_nothing(
     number: str, cache: Path, tmp_path: Path
 ) -> None:
     root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(400)})
-    # to its end it would take a minute
-    with start(root, cache, 0.5, few=10) as process:
+    # to its end it would take a quarter of a minute
+    with start(root, cache, 0.1, few=10) as process:
         assert process.stderr
         begin(process)
         if number == "SIGINT":
