@@ -17,6 +17,7 @@ from benchmarks import chart
 from saturate.settings import config
 from scripts import make_settings
 from scripts.make_pictures import IMAGES, PICTURES, RUNS
+from tests.end_to_end.runs import Runner
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -86,11 +87,10 @@ def test_a_planted_page_is_seen(planted: str, fault: str) -> None:
     assert [fault in line for line in found] == [True] * bool(fault)
 
 
-def test_the_page_of_settings_has_every_flag_that_help_has() -> None:
+def test_the_page_of_settings_has_every_flag_that_help_has(runner: Runner) -> None:
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert page == make_settings.page(), "python -m scripts.make_settings"
-    command = [sys.executable, str(ROOT / "train.py"), "--help-all"]
-    helped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    helped = runner.python(ROOT / "train.py", "--help-all").done().out
     flags = re.findall(r"^ {2,4}(--[a-z][\w-]*)", helped, re.MULTILINE)
     assert len(flags) > 100
     assert re.findall(r"^### (.*)", page, re.MULTILINE) == flags
