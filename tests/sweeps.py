@@ -57,6 +57,14 @@ SWEEPS: dict[str, str] = {
         for ranks in (2, 4)
     },
     f"{RUNS}why.py::test_an_epoch*[0-0-30]": "the others: one is left early, one begins anew each epoch",
+    # real videos and photographs, which tests of readers and of pixels have too
+    f"{RUNS}predict.py::test_an_exported*[recorded]": "clips that are drawn",
+    f"{RUNS}predict.py::test_an_exported*[photographs]": "images that are drawn",
+    # other bytes of a page, by which LMDB or the system ends the process that scans, too
+    **{
+        f"{UNIT}lmdb_source.py::test_a_damaged_page*[{kind}-False]": "a leaf of ones, size of a node"
+        for kind in ("kind*", "offsets*", "a leaf of z*", "a branch*")
+    },
     # architectures
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{
