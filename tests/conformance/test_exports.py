@@ -16,10 +16,9 @@ from PIL import Image
 from torch import nn
 from torchvision import transforms
 
-from saturate.contracts import Array, UserError
+from saturate.contracts import Array
 from saturate.run import export
 from saturate.run._preprocessing import ClipFraming, Clips, Framing, Images
-from tests.unit.test_preprocessing import detector
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 PIXELS: dict[str, Any] = {"mean": MEAN, "std": STD, "interpolation": "bilinear"}
@@ -80,8 +79,6 @@ RUNTIMES = {"onnx": by_onnxruntime, "pt2": by_torch}
 def test_a_file_gives_its_network_torchvisions_pixels(task: str, form: str) -> None:
     assert form in RUNTIMES, f"--format {form} has no case in RUNTIMES"
     if task == "detection":  # tests/unit/test_preprocessing.py has its ONNX file
-        with pytest.raises(UserError, match="pt2 is not for detectors"):
-            export.FORMATS["pt2"](detector("fcos_tiny"), {})
         return
     assert task in CASES, f"an exported {task} has no case in CASES"
     content, _ = export.FORMATS[form](CASES[task]((48, 64))[0], ABOUT)
