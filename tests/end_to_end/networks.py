@@ -15,3 +15,9 @@ def tiny(num_classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(8, num_classes),
     )
+
+
+def forgetful(num_classes: int) -> nn.Module:
+    """Return one with dropout."""
+    *layers, head = tiny(num_classes).children()
+    return nn.Sequential(*layers, nn.Dropout(0.5), head)

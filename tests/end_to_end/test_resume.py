@@ -33,9 +33,8 @@ STEPS = EPOCHS * N // STEP
 # `workers` is a rank's
 SMALL = f"""--loader torchvision --arch tests.end_to_end.networks:tiny --image-size 32 --workers 1 --epochs {EPOCHS}
     --ceilings false --log-every 1"""
-LARGE = "--arch squeezenet1_1"
-"""It has dropout, and takes megabytes."""
-GROWING = f"{LARGE} --image-size 64 --image-size-start 32 --image-size-ramp 0 1"
+GROWING = """--arch tests.end_to_end.networks:forgetful --image-size 64 --image-size-start 32
+    --image-size-ramp 0 1"""
 
 
 def start(
@@ -287,9 +286,9 @@ def test_a_full_disk_ends_nothing(train: Runner, pictures: Path) -> None:
     def saved() -> int:
         return int(kept(last)["progress"]["step"]) if last.exists() else 0
 
-    flags = (
-        f"{LARGE} --epochs 1000 --val-every 0 --save-every-steps 1 --read-delay-ms 10"
-    )
+    # it takes megabytes
+    flags = """--arch squeezenet1_1 --epochs 1000 --val-every 0 --save-every-steps 1
+        --read-delay-ms 10"""
     (process,) = start(train, pictures, "run", flags)
     bound(2_000_000)
     until(lambda: "the next checkpoint tries again" in process.err, TIMEOUT_S, "a line")
