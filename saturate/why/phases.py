@@ -389,7 +389,8 @@ class Run:
             yield from self._measured("own", itertools.repeat(NEXT))
             if turn == 0:
                 self._saved_batches: list[KeptBatch] = []
-                while len(self._saved_batches) < 2:
+                # on all ranks as many, of which each waits for the others in a step
+                while min(map(int, self._gathered(f"{len(self._saved_batches)}"))) < 2:
                     yield KEEP
                 # one ring: a loop that looks ahead by a batch has not changed the last one yet
                 again = itertools.cycle(self._saved_batches)

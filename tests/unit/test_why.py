@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +103,38 @@ def test_any_batch_of_a_loader_without_a_length_may_be_shorter(
     run = run_of(iter(range(10)), tmp_path, monkeypatch)
     found = [run._samples_of(batch, given) for given, batch in enumerate(of_epoch)]
     assert found == counts
+
+
+def test_ranks_keep_batches_for_as_many_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second batch of rank 1 is a small one, which is not kept, and rank 0 waits for it in each step."""
+    monkeypatch.setattr(undo, "Journal", lambda folder: folder)
+    meets, steps = threading.Barrier(2, timeout=30), threading.Barrier(2, timeout=30)
+    told = ["", ""]
+
+    def gathered(rank: int, value: str) -> list[str]:
+        told[rank] = value
+        meets.wait()
+        all_told = [*told]
+        meets.wait()
+        return all_told
+
+    def batches_before_replay(rank: int) -> int:
+        run = run_of(iter(range(10)), tmp_path, monkeypatch)
+        run.window_s, run._workers = 1e-3, 1
+        run._gathered = partial(gathered, rank)  # type: ignore[method-assign]
+        sizes = itertools.cycle([64, 20 if rank else 64])
+        for taken in itertools.count():
+            run.take(iter(()), run._loader, lambda: t(next(sizes), 3))
+            if run._journal is not None:
+                return taken
+            steps.wait()
+        raise AssertionError
+
+    with ThreadPoolExecutor(2) as ranks:
+        one, other = ranks.map(batches_before_replay, range(2))
+    assert one == other
 
 
 def test_a_short_batch_that_comes_again_counts_its_own_samples(
