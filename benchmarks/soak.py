@@ -73,7 +73,7 @@ BRIGHT = 128 / 255
 """Least level of a bright square, as video_set.number_of has it."""
 NEIGHBOUR = """
 import sys, time, torch
-on_gpu = sys.argv[1] == "cuda"
+on_gpu = sys.argv[1].startswith("cuda")
 side = 4096 if on_gpu else 512
 matrix = torch.ones(side, side, device=sys.argv[1], dtype=torch.half if on_gpu else torch.float)
 while True:
@@ -360,10 +360,12 @@ def measure(
 @contextmanager
 def neighbours(count: int, device: torch.device) -> Iterator[None]:
     """Have so many programs use the device."""
-    words = [sys.executable, "-c", NEIGHBOUR, device.type]
+    words = [sys.executable, "-c", NEIGHBOUR, str(device)]
     programs = [subprocess.Popen(words) for _ in range(count)]
     try:
         yield
+        if any(program.poll() is not None for program in programs):
+            raise UserError("--beside: a program beside this one has ended too early")
     finally:
         for program in programs:
             program.kill()

@@ -1,6 +1,6 @@
 """The search of --batch-size auto: the largest batch that fits, from a few trials and the memory that they took.
 
-    64 -> 1,024 -> memory grows by so much a sample -> CLOSE of what would fill the device,
+    64 -> 1,024 -> memory grows by so much a sample -> AIM of what would fill the device,
        which is taken where it fits; else a little less
 
 Must not know what a trial is.
@@ -15,6 +15,8 @@ from saturate.contracts import UserError
 
 CLOSE = 0.97
 """The batch that is found is at least this share of the largest that fits."""
+AIM = CLOSE + 0.005
+"""Share of the predicted largest batch that is tried: that is predicted anew behind it, and may then be larger."""
 FIRST = 64
 FASTEST = 16
 """No trial has more than so many times the batch of one that has fitted: kernels are chosen anew for each."""
@@ -81,8 +83,8 @@ def _next(
     """Return the batch to try, above the largest that `fitted` and below one that `fails`."""
     fits = max(fitted, default=0)
     middle = (fits + fails) // 2
-    # the least that is close enough: mostly less fits than is predicted, and a trial that does not fit is lost
-    guess = middle if limit is None else math.ceil(CLOSE * limit)
+    # little more than is close enough: mostly less fits than is predicted, and a trial that does not fit is lost
+    guess = middle if limit is None else math.ceil(AIM * limit)
     guess += _grid(guess) - 1
     if unbounded:
         # the least that says whether the batch before is close to the largest

@@ -103,7 +103,7 @@ def side(summary: Mapping[str, Any]) -> Side:
         windows,
         loader | step,
         [
-            *{"compute": step, "loader": loader}.get(
+            *{"compute": step, "loader": loader, "storage": loader}.get(
                 summary.get("bound") or "", loader | step
             )
         ],

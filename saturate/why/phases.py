@@ -56,6 +56,10 @@ STEPS_OF_TRAINING = 4
 """Steps of an optimiser after a batch of a loader, by which it is the one that feeds training."""
 BATCHES_WITHOUT_STEP = 64
 """Batches without any step of an optimiser, after which batches alone are counted."""
+KEPT = 2
+"""Batches that the step gets again."""
+MOST_PASSED_OVER = 64
+"""Batches with fewer samples than the largest that are not kept; then any is."""
 STEPS_OF_OTHERS = 512
 """Steps in a row without a batch of the loader that is measured, by which its training is over."""
 BATCHES_OF_REPLAY = 256
@@ -68,6 +72,7 @@ COUNTED = ("samples", "batches", "epochs", "epochs_s", "wait", "pause", "gap")
 """What is counted of a window: samples, batches, samples and seconds of whole epochs, and seconds of the wait for
 batches, of validations, and of the begin of epochs.
 """
+SAME_OBJECT = "what is no DataLoader has to be the same object in all epochs"
 NEXT, KEEP, END = object(), object(), object()
 """In place of a batch: the loader's next one, the same that is to be given again, and the end of an epoch."""
 
@@ -123,6 +128,7 @@ class Run:
     _iterator: Any = None  # that has been asked for a batch
     _drains = False
     _largest = 0  # samples of its batches so far, at most
+    _passed_over = 0  # batches with fewer, that were not kept
     _shows_size = False  # a batch of a loader without a length has had its batch_size as that of a tensor
     _journal: undo.Journal | None = None  # from the first replay on
     _agreements = 0
@@ -173,13 +179,15 @@ class Run:
     def _left(self) -> None:
         """Begin anew with the loader that feeds steps now, or refuse where these train on from a replay."""
         if self._journal is not None:
-            self.refused = "its training went on with another loader before it was measured: measure that one alone"
+            words = "its training went on with another loader before it was measured: measure that one alone"
+            self.refused = f"{words}; {SAME_OBJECT}"
             return
         notify(
-            "its training goes on with another loader, which is measured in place of the first one"
+            f"its training goes on with another loader, which is measured in place of the first one; {SAME_OBJECT}"
         )
         hooks.run = Run(self.folder)
         hooks.run._opened, hooks.run._agreements = self._opened, self._agreements
+        hooks.run.autocast = self.autocast
 
     def take(self, batches: Any, loader: Any, pull: Callable[[], Any]) -> Any:
         """Return the batch that the program gets where it asks `loader` for the next one, which is pull()."""
@@ -290,9 +298,11 @@ class Run:
         self._largest = max(self._largest, samples)
         # an epoch's last one would stand for all
         is_whole = samples == self._largest or self.facts["is_guess"]
-        if self._decision is KEEP and is_whole:
-            # before the loop has it, which may change it
-            self._saved_batches.append(KeptBatch(batch, samples))
+        if self._decision is KEEP and len(self._saved_batches) < KEPT:
+            self._passed_over += not is_whole
+            if is_whole or self._passed_over > MOST_PASSED_OVER:
+                # before the loop has it, which may change it
+                self._saved_batches.append(KeptBatch(batch, samples))
         counts["samples"] += samples
         epoch.given += 1
         self._decision = None
@@ -364,10 +374,7 @@ class Run:
         if batches := sum(self._taken.values()):
             few = f"it took {batches} batches and made {self._steps} steps, too few: more data or epochs"
             if self._other_steps > WARM_UP_BATCHES:
-                few = (
-                    f"its last {self._other_steps} steps had batches of another loader; "
-                    "what is no DataLoader has to be the same object in all epochs"
-                )
+                few = f"its last {self._other_steps} steps had batches of another loader; {SAME_OBJECT}"
             (self.folder / hooks.UNMEASURED).write_text(self.refused or few)
 
     # -- phases ------------------------------------------------------------------------------------------------
@@ -390,7 +397,9 @@ class Run:
             if turn == 0:
                 self._saved_batches: list[KeptBatch] = []
                 # on all ranks as many, of which each waits for the others in a step
-                while min(map(int, self._gathered(f"{len(self._saved_batches)}"))) < 2:
+                while (
+                    min(map(int, self._gathered(f"{len(self._saved_batches)}"))) < KEPT
+                ):
                     yield KEEP
                 # one ring: a loop that looks ahead by a batch has not changed the last one yet
                 again = itertools.cycle(self._saved_batches)

@@ -85,17 +85,21 @@ class State:
                 tensor.grad = None
             for tensor, content in self._grads:
                 tensor.grad = content
+        # an optimiser makes new ones, and the program, or an optimiser around it, has those of before
+        held = [
+            (holder, holder.param_groups, [*holder.param_groups])
+            for holder, _ in self._states
+            if hasattr(holder, "param_groups")
+        ]
         for holder, state in self._states:
-            groups = getattr(holder, "param_groups", ())
             holder.load_state_dict(state)
-            # an optimiser makes new ones, and the program may set the learning rate in those that it has
-            for group, new in zip(
-                groups, getattr(holder, "param_groups", ()), strict=True
-            ):
+        loaded = [[dict(one) for one in holder.param_groups] for holder, *_ in held]
+        for (holder, groups, each), new in zip(held, loaded, strict=True):
+            for group, content in zip(each, new, strict=True):
                 group.clear()
-                group.update(new)
-            if groups:
-                holder.param_groups = groups
+                group.update(content)
+            groups[:] = each
+            holder.param_groups = groups
         for put_back, state in self._random:
             put_back(state)
 

@@ -281,10 +281,11 @@ def _changes(
     step_ms = values["ceiling"]["compute"]["step_ms"]
     # of a batch that takes longer than a step the program copies a part
     if 0 < copy_ms < step_ms and not ranks[0]["pinned"]:
-        # at most the copy runs beside the step, and at least half of it
+        # at most the copy runs beside the rest of the step, whichever takes longer, and at least half of that
+        most_ms = min(copy_ms, step_ms - copy_ms)
         fully, half = (
             replace(model, compute=model.compute * step_ms / (step_ms - saved))
-            for saved in (copy_ms, copy_ms / 2)
+            for saved in (most_ms, most_ms / 2)
         )
         what = "pin_memory=True with .to(device, non_blocking=True)"
         yield what, fully, half, fully

@@ -97,6 +97,20 @@ def test_a_loader_that_takes_its_memory_in_large_pieces(
     assert len(device.tried) <= trials
 
 
+@pytest.mark.parametrize("less", [0.0, 0.001, 0.003, 0.005])
+def test_memory_that_grows_a_little_less_than_is_predicted(less: float) -> None:
+    device = Device(room=120 * GIB, base=2 * GIB, each=40 * MIB)
+    device.need = lambda rows: int(
+        2 * GIB + 40 * MIB * (min(rows, 1024) + (1 - less) * max(rows - 1024, 0))
+    )
+    device.holds = max(
+        rows for rows in range(1, SAMPLES) if device.need(rows) <= device.room
+    )
+    found = largest(device.taken, room=device.room, most=SAMPLES)
+    assert CLOSE * device.holds <= found <= device.holds
+    assert len(device.tried) == 3
+
+
 @pytest.mark.parametrize(("holds", "most"), [(1, 50), (3, 50), (17, 50), (900, 13)])
 def test_small_batches_and_small_sets(holds: int, most: int) -> None:
     device = Device(room=holds * MIB, base=0, each=MIB)

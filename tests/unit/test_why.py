@@ -161,6 +161,47 @@ def test_a_program_keeps_its_hold_of_an_optimizer() -> None:
     assert optimizer.param_groups is groups and optimizer.param_groups[0]["lr"] == 3.0
 
 
+class Around(torch.optim.Optimizer):
+    """An optimiser that steps by another one, whose groups it shares, as SAM does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"rho": 0.5})
+        self.base = torch.optim.SGD(self.param_groups, 0.5)
+        self.param_groups = self.base.param_groups
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.base.param_groups = self.param_groups
+
+
+class InPlace(torch.optim.SGD):
+    def load_state_dict(self, state_dict: Any) -> None:
+        for group, before in zip(
+            self.param_groups, state_dict["param_groups"], strict=True
+        ):
+            group["lr"] = before["lr"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_optimizers_that_share_their_groups_go_on_sharing_them(first: int) -> None:
+    around = Around([torch.nn.Parameter(t(3))])
+    both = [around, around.base]
+    before = restore.State([both[first], both[1 - first]])
+    around.param_groups[0]["lr"] = 7.0
+    before.put_back()
+    assert around.param_groups[0] is around.base.param_groups[0]
+    assert around.base.param_groups[0]["lr"] == 0.5
+
+
+def test_an_optimizer_that_loads_in_place_keeps_its_groups() -> None:
+    optimizer = InPlace([torch.nn.Parameter(t(3))], 0.5)
+    before = restore.State([optimizer])
+    optimizer.param_groups[0]["lr"] = 7.0
+    before.put_back()
+    (group,) = optimizer.param_groups
+    assert group["lr"] == 0.5 and len(group["params"]) == 1
+
+
 def changed_in_place(batch: dict[str, Any]) -> None:
     batch["x"].mul_(2)
 
