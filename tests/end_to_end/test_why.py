@@ -183,7 +183,7 @@ def test_workers_however_they_start_tell_their_stages(start: str, why: Why) -> N
     assert found["stages"]["read"]["ms"] == pytest.approx(5, rel=0.2)
     assert found["settings"]["num_workers"] == 2
     # far below what it is where they start anew, also on a busy machine
-    assert found["idle_epochs"] < 0.2
+    assert found["idle_epochs"] < 0.35
 
 
 STARTS = {
