@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from benchmarks import bench, soak, video_set
 from benchmarks._suite import Measured, results, run
@@ -152,6 +153,16 @@ def test_a_frame_that_is_another_one_is_seen(
     number = int(re.findall(r"^epoch 2, video \d shows frames \[(\d+)\]", said)[0])
     assert f"[{number}], not [{number + 1}]" in said
     assert [path.name[:8] for path in tmp_path.glob("wrong-*.pt")] == ["wrong-2-"]
+
+
+def test_a_neighbour_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "NEIGHBOUR", "")
+    before = {*psutil.Process().children()}
+    with (
+        pytest.raises(UserError, match="--beside"),
+        soak.neighbours(2, torch.device("cpu")),
+    ):
+        psutil.wait_procs({*psutil.Process().children()} - before, timeout=60)
 
 
 def test_points(data: Path) -> None:

@@ -230,39 +230,23 @@ def test_epochs_that_take_time_to_begin(drained: Any, ceiling: float) -> None:
     assert "between epochs 50.0% of the time" in table(found)
 
 
+def copying(transfer_ms: float) -> dict[str, Any]:
+    """Return what is found of steps of 10 ms whose batches lie in pageable memory."""
+    copies = {"transfer_ms": transfer_ms, "pinned": False}
+    return verdict.summary([rank([window(1000)] * 3, 1000, 9000, **copies, **IDLE)])
+
+
 @pytest.mark.parametrize("transfer_ms", [10.5, 20.0, 25.0])
 def test_no_copy_is_spared_that_takes_longer_than_the_step(transfer_ms: float) -> None:
     """A step takes 10 ms, so that the program copies a part of what was copied here."""
-    found = verdict.summary(
-        [
-            rank(
-                [window(1000)] * 3,
-                1000,
-                9000,
-                transfer_ms=transfer_ms,
-                pinned=False,
-                **IDLE,
-            )
-        ]
-    )
+    found = copying(transfer_ms)
     assert not [one for one in found["what_if"] if "pin_memory" in one["what"]]
 
 
 @pytest.mark.parametrize(("transfer_ms", "after_ms"), [(4.0, 6.0), (8.0, 8.0)])
 def test_a_copy_from_pageable_memory(transfer_ms: float, after_ms: float) -> None:
     """A step of 10 ms takes as long as the longer of its copy and its rest, and at most half of what is spared more."""
-    found = verdict.summary(
-        [
-            rank(
-                [window(1000)] * 3,
-                1000,
-                9000,
-                transfer_ms=transfer_ms,
-                pinned=False,
-                **IDLE,
-            )
-        ]
-    )
+    found = copying(transfer_ms)
     one = change(found, "pin_memory=True with .to(device, non_blocking=True)")
     assert one["rate"] == pytest.approx(1e4 / after_ms)
     assert one["low"] == pytest.approx(0.95 * 1e4 / (5 + after_ms / 2))

@@ -137,6 +137,19 @@ def test_ranks_keep_batches_for_as_many_steps(
     assert one == other
 
 
+def test_small_batches_are_kept_where_a_large_one_was_the_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(undo, "Journal", lambda folder: folder)
+    run = run_of(iter(range(10)), tmp_path, monkeypatch)
+    run.window_s, run._workers = 1e-3, 1
+    sizes = itertools.chain([64], itertools.repeat(20))
+    while run._journal is None:
+        run.take(iter(()), run._loader, lambda: t(next(sizes), 3))
+        assert run._passed_over < 100
+    assert [kept.samples for kept in run._saved_batches] == [20, 20]
+
+
 def test_a_short_batch_that_comes_again_counts_its_own_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
