@@ -112,7 +112,7 @@ def claimed(
         stack.callback(_remove_empty, made)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(folder, patience_s))
+            stack.enter_context(locked(folder, f"--output {folder}", patience_s))
             _check(folder, LEFT_BY_A_RUN if resuming else may_hold)
         except OSError as error:
             raise unwritable(folder, error) from None
@@ -150,8 +150,11 @@ def _flocks(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, patience_s: float) -> Iterator[None]:
-    """Hold the lock of `folder` inside; a file system without locks is taken as it is."""
+def locked(folder: Path, named: str, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock of `folder` inside; a file system without locks is taken as it is.
+
+    Raises UserError, which begins with `named`, where another process has held it for `patience_s`.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     _locks.add(descriptor)
     try:
@@ -159,7 +162,7 @@ def _locked(folder: Path, patience_s: float) -> Iterator[None]:
         while not _flocks(descriptor):
             if time.monotonic() >= until:
                 raise UserError(
-                    f"--output {folder}: another run is writing there; wait for its end, or name another folder",
+                    f"{named}: another run is writing there; wait for its end, or name another folder",
                 )
             time.sleep(0.2)
         yield

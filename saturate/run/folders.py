@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from saturate.contracts import UserError
+from saturate.report.record import locked
 
 
 @contextmanager
 def whole(dest: Path) -> Iterator[Path]:
     """Yield a folder to write into, which gets the name DEST at the end: whatever has that name is whole.
 
-    No file is removed but those that were written into it. Raises UserError where DEST is there, and is no
-    empty folder.
+    No file is removed but those that were written into it, and what a process of this host that was killed has written
+    for DEST. Raises UserError where DEST is there, and is no empty folder, or where another process is writing it.
     """
     dest = Path(dest).resolve()
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise UserError(
             f"{dest} is there and not empty; name a new or an empty folder, or remove it"
         )
-    fresh = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
-    fresh.mkdir(parents=True)
-    try:
-        yield fresh
-        fresh.rename(dest)  # refused by the system where files have come meanwhile
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    # not every file system has locks that other hosts see
+    beside = dest.with_name(f".{dest.name}.{platform.node()}.partial")
+    beside.mkdir(parents=True, exist_ok=True)
+    with locked(beside, f"{dest}"):
+        try:
+            fresh = beside / dest.name
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            yield fresh
+            fresh.rename(dest)  # refused by the system where files have come meanwhile
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 @contextmanager
