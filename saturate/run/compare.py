@@ -1,8 +1,9 @@
 """`saturate compare A B [--most-loss 3%]`: whether B is slower than A, which stage is, and what else differs.
 
 A and B are each a run's folder, its summary.json, or a file of `saturate why --json`. The exit code is 0 for no loss,
-or one within --most-loss; 1 for a loss beyond both spreads, and beyond --most-loss; 3 where that cannot be told: there
-are too few windows, or the rate is lower by more than runs of one recipe differ and the windows do not show it.
+or one within --most-loss; 1 for a loss beyond both spreads, and beyond --most-loss; 3 where that cannot be told: they
+ran on two kinds of GPU, there are too few windows, or the rate is lower by more than runs of one recipe differ and the
+windows do not show it.
 """
 
 from __future__ import annotations
@@ -171,6 +172,11 @@ def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
     if None not in tasks and tasks[0] != tasks[1]:
         words = f"A is of {tasks[0]} and B of {tasks[1]}, whose samples are others"
         return CANNOT_TELL, [f"cannot tell: {words}"]
+    # one GPU is faster than another, whatever the code
+    gpus = [side.settings.get("gpu") or "a CPU" for side in (a, b)]
+    if gpus[0] != gpus[1]:
+        words = " and B on ".join(one_line(each, 40) for each in gpus)
+        return CANNOT_TELL, [f"cannot tell: A ran on {words}; run both on one kind"]
     if min(map(len, rates)) < LEAST:
         return CANNOT_TELL, [f"cannot tell: train for {LEAST} windows or more"]
     loss, smallest = losses(*rates)

@@ -243,7 +243,8 @@ def test_what_differs_is_a_row(
 ) -> None:
     rates = [990.0, 1000.0, 1010.0]
     a = of_a_run(tmp_path / "a", rates, STEP_MS)
-    more = {"versions": {"torch": "2.15.0"}, "hardware": {"gpu": "a\x1b[2J"}}
+    hardware = {"gpu": "H200", "cpu": "a\x1b[2J"}
+    more = {"versions": {"torch": "2.15.0"}, "hardware": hardware}
     b = of_a_run(tmp_path / "b", rates, STEP_MS, **more, loader="torchvision", steps=9)
     code, said = code_of(capsys, a / "summary.json", b)
     table = [line.split() for line in said.partition("-----")[0].splitlines()]
@@ -329,6 +330,26 @@ def test_of_two_tasks_nothing_is_told(
     ]
     code, said = code_of(capsys, *folders)
     assert code == 3 and "cannot tell: A is of detection and B of video" in said
+
+
+@pytest.mark.parametrize("rate", [900.0, 1000.0, 1100.0])
+@pytest.mark.parametrize(("gpu", "named"), [("H\x1b100", "H\\x1b100"), (None, "a CPU")])
+def test_the_code_is_not_blamed_for_another_gpu(
+    gpu: str | None,
+    named: str,
+    rate: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    a = of_a_run(tmp_path / "a", [999.0, 1000.0, 1001.0, 1000.0], STEP_MS)
+    rates = [rate - 1, rate, rate + 1, rate]
+    b = of_a_run(tmp_path / "b", rates, STEP_MS, hardware={"gpu": gpu})
+    code, said = code_of(capsys, a, b)
+    assert code == 3 and "stage that changed" not in said
+    last = f"cannot tell: A ran on H200 and B on {named}; run both on one kind\n"
+    assert said.endswith(last), said
+    # the table has both all the same
+    assert "rate" in said and "gpu" in said
 
 
 @pytest.mark.parametrize(
