@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 from saturate.contracts import Plan, counted
+from saturate.settings.config import Config
 from saturate.settings.optimisation import Optimisation
+
+SEARCH_PAYS = 2000
+"""Steps from which on cuDNN's search may pay: it takes 1.4 to 15 s on an H200, and gains 2 % of steps of some 40 ms
+(docs/tuning.md).
+"""
 
 
 def settled(
@@ -125,6 +131,18 @@ def run_steps(optimisation: Optimisation, epoch_steps: int) -> float:
     if optimisation.seconds is not None:
         return math.inf
     return min(optimisation.epochs * epoch_steps, optimisation.steps or math.inf)
+
+
+def searches_kernels(config: Config, plan: Plan, *, restarts: bool) -> bool:
+    """Return whether cuDNN is to search for the fastest kernels, which takes seconds for each shape in each process.
+
+    The largest batch was measured without. A run that `restarts` after deaths would pay for each of them, and go on
+    with other kernels than it had. A schedule of few steps, which --steps does not shorten, ends before it has paid:
+    so a run that is stopped by --steps and resumed has the kernels of one that is not.
+    """
+    is_found = config.loading.batch_size == "auto"
+    steps = config.optimisation.epochs * plan.steps(0)
+    return not (is_found or plan.batches.varies or restarts) and steps >= SEARCH_PAYS
 
 
 def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:

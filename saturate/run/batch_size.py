@@ -16,7 +16,7 @@ from itertools import islice
 
 import torch
 
-from saturate.contracts import Plan, UserError, counted
+from saturate.contracts import UserError, counted
 from saturate.engine import autotune, graphed, memory
 from saturate.engine.batch_size import largest
 from saturate.engine.distributed import ProcessWorld, Vote
@@ -34,10 +34,6 @@ SPARE = 0.01
 """Share of the GPU's memory that trials may not have: a long run meets larger files, and memory in pieces."""
 RANKS = 1 << 30
 """Bytes that NCCL may take beside other ranks: a trial has none."""
-SEARCH_PAYS = 2000
-"""Steps from which on cuDNN's search may pay: it takes 1.4 to 15 s on an H200, and gains 2 % of steps of some 40 ms
-(docs/tuning.md).
-"""
 STEPS = 3
 """Steps of a trial, and batches of its validation."""
 
@@ -55,18 +51,6 @@ def require_gpu(settings: Resolved) -> None:
         raise UserError(
             "--batch-size auto leaves no memory of the GPU for --warm-spare true; name a number"
         )
-
-
-def searches_kernels(config: schema.Config, plan: Plan, *, restarts: bool) -> bool:
-    """Return whether cuDNN is to search for the fastest kernels, which takes seconds for each shape in each process.
-
-    The largest batch was measured without. A run that `restarts` after deaths would pay for each of them, and go on
-    with other kernels than it had. A schedule of few steps, which --steps does not shorten, ends before it has paid:
-    so a run that is stopped by --steps and resumed has the kernels of one that is not.
-    """
-    is_found = config.loading.batch_size == "auto"
-    steps = config.optimisation.epochs * plan.steps(0)
-    return not (is_found or plan.batches.varies or restarts) and steps >= SEARCH_PAYS
 
 
 def sized(

@@ -189,7 +189,7 @@ def train(
         sized = partial(batch_size.sized, before=before, make_step=step_of)
         settings = sized(settings, splits, world, console)
         assembly = build.build(settings, splits, world, console, resume=resume)
-        torch.backends.cudnn.benchmark = batch_size.searches_kernels(
+        torch.backends.cudnn.benchmark = schedules.searches_kernels(
             start.config, assembly.plan, restarts=unkillable.memory is not None
         )
         step = step_of(assembly, world)

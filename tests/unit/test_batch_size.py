@@ -43,28 +43,6 @@ class Device:
         return self.need(rows) if rows <= self.holds else None
 
 
-@pytest.mark.parametrize(
-    ("flags", "varies", "restarts", "searches"),
-    [
-        ("--epochs 20", False, False, True),
-        ("--epochs 19", False, False, False),
-        # it ends sooner, and may be resumed
-        ("--epochs 20 --steps 10", False, False, True),
-        ("--epochs 20 --batch-size auto", False, False, False),
-        ("--epochs 20", True, False, False),
-        ("--epochs 20", False, True, False),
-    ],
-)
-def test_who_searches_for_kernels(
-    flags: str, varies: bool, restarts: bool, searches: bool
-) -> None:
-    plan: Any = SimpleNamespace(
-        batches=SimpleNamespace(varies=varies), steps=lambda epoch: 100
-    )
-    config = parse(flags.split())
-    assert batch_size.searches_kernels(config, plan, restarts=restarts) == searches
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_batch_is_close_to_the_largest_and_found_in_few_trials(seed: int) -> None:
     draw = random.Random(seed)

@@ -19,7 +19,14 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from saturate.engine.schedules import learning_rate, limits, settled, warmup_warning
+from saturate.engine.schedules import (
+    learning_rate,
+    limits,
+    searches_kernels,
+    settled,
+    warmup_warning,
+)
+from saturate.settings.config import parse
 from saturate.settings.optimisation import Optimisation
 
 EPOCHS = 90
@@ -159,3 +166,25 @@ def test_what_a_run_leaves_out_and_when_it_ends_early_is_told() -> None:
         found = limits(plan, ends, asked=32, repeats=1, val_every=val_every)
         whole = "after 1 step (--steps), or after 4 s at a steady rate (--seconds)"
         assert found == {"may end early": said + whole}
+
+
+@pytest.mark.parametrize(
+    ("flags", "varies", "restarts", "searches"),
+    [
+        ("--epochs 20", False, False, True),
+        ("--epochs 19", False, False, False),
+        # it ends sooner, and may be resumed
+        ("--epochs 20 --steps 10", False, False, True),
+        ("--epochs 20 --batch-size auto", False, False, False),
+        ("--epochs 20", True, False, False),
+        ("--epochs 20", False, True, False),
+    ],
+)
+def test_who_searches_for_kernels(
+    flags: str, varies: bool, restarts: bool, searches: bool
+) -> None:
+    plan: Any = SimpleNamespace(
+        batches=SimpleNamespace(varies=varies), steps=lambda epoch: 100
+    )
+    config = parse(flags.split())
+    assert searches_kernels(config, plan, restarts=restarts) == searches
