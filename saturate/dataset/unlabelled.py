@@ -157,25 +157,28 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
     """Yield the paths of a list. Raises UserError.
 
     Fields behind the first are left out where TABs or commas separate them, so that a list to train from
-    will do. Behind a blank a label is left out where the path without it is there, and with it is not.
+    will do, and behind a blank where the path without them is there. A line that is a path as a whole stays whole.
     """
     try:
-        open_text(path).close()
+        with open_text(path, "utf-8-sig", "surrogateescape", newline="") as file:
+            lines = [*file]
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}; name {MUST_BE}") from None
     parsed = List(path, GRAMMAR)
     parsed.place([path.parent])
     for number, fields in parsed.records():
-        name = fields[0]
-        if parsed.separator == BLANK and len(fields) > 1:
-            whole = parsed.line  # the path may hold several blanks in a row
-            if os.path.exists(path.parent / whole) or not os.path.exists(
-                path.parent / name
+        name = parsed.in_form(fields[0])
+        if len(fields) > 1:
+            # as it is written: the path may hold several blanks in a row
+            whole = parsed.in_form(lines[number - 1].strip())
+            may_be_cut = parsed.separator == BLANK
+            if os.path.exists(path.parent / whole) or (
+                may_be_cut and not os.path.exists(path.parent / name)
             ):
                 name = whole
         is_heading = number == 1 and lists.is_of(name, lists.OF_PATHS)
         if not is_heading or os.path.exists(path.parent / name):
-            yield parsed.in_form(name)
+            yield name
 
 
 def _write_list(path: Path, paths: list[bytes], flag: str) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from saturate.contracts import utf8
@@ -48,11 +49,13 @@ def inert(cell: object) -> object:
 
 
 def _csv(rows: Rows) -> bytes:
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
+    lines: list[str] = []
+    # before Python 3.11.9 a cell with CR is quoted only where rows end with CR, too (CPython issue 67044)
+    table = csv.writer(SimpleNamespace(write=lines.append))
     table.writerow(map(inert, rows[0]))
     table.writerows([inert(row[name]) for name in rows[0]] for row in rows)
-    return utf8(text.getvalue()).encode()
+    text = "".join(line.removesuffix("\r\n") + "\n" for line in lines)
+    return utf8(text).encode()
 
 
 def _text(cell: object) -> object:

@@ -24,6 +24,8 @@ NAMES = (
     "dog/2.jpg",
     "=of a sheet/3.jpg",
     "=of a sheet/4.jpg",
+    "dog/a\rb\r.jpg",
+    "dog/two\nlines\r\n.jpg",
 )
 
 
@@ -36,7 +38,9 @@ def write(path: Path, names: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("out", [NAMES[:1], NAMES[1:6], NAMES[4:7] + NAMES[8:9]])
+@pytest.mark.parametrize(
+    "out", [NAMES[:1], NAMES[1:6], NAMES[4:7] + NAMES[8:9], NAMES[10:]]
+)
 def test_files_of_a_list_are_left_out_and_told(
     out: tuple[str, ...], tmp_path: Path
 ) -> None:

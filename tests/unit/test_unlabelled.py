@@ -6,6 +6,7 @@ import io
 import os
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from saturate.dataset.unlabelled import open_unlabelled
@@ -37,6 +38,34 @@ def test_a_list_whose_names_have_several_blanks(tmp_path: Path) -> None:
     )
     assert found.names == ("two  blanks.jpg", "a.jpg", "a.jpg")
     assert not found.errors
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        (["a,b.jpg"], ["a,b.jpg"]),
+        (["a, b.jpg", "a,b.jpg"], ["a, b.jpg", "a,b.jpg"]),
+        (["a\tb.jpg"], ["a\tb.jpg"]),
+        # of CSV, with and without a label
+        (['"a,b.jpg"', '"a, b.jpg",3', "c.jpg,3"], ["a,b.jpg", "a, b.jpg", "c.jpg"]),
+        (["path,label", "c.jpg,a", "a,b.jpg"], ["c.jpg", "a,b.jpg"]),
+        (['"two', 'lines.jpg",3', "a,b.jpg"], ["two\nlines.jpg", "a,b.jpg"]),
+        # as a Mac writes the letters of a file's name, and not of the list
+        (["\xe9.jpg 3"], ["e\u0301.jpg"]),
+    ],
+)
+def test_a_list_of_odd_names(
+    lines: list[str], names: list[str], tmp_path: Path
+) -> None:
+    files = ("a,b.jpg", "a, b.jpg", "a\tb.jpg", "c.jpg", "two\nlines.jpg")
+    files += ("e\u0301.jpg",)
+    fill(tmp_path, dict.fromkeys(files, JPEG))
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    found = open_unlabelled(
+        tmp_path / "list.txt", Data(manifest_dir=tmp_path / "cache"), content="images"
+    )
+    assert found.names == tuple(names)
+    assert not found.errors and -1 not in found.samples
 
 
 def test_why_a_video_is_left_out(tmp_path: Path) -> None:

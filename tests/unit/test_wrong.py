@@ -93,6 +93,17 @@ def table(content: bytes) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(
     "name",
+    ["a, b", 'a "b"', '"a"', "a\nb", "a\rb", "a\r\nb\r", " a ", "a\tb", "a;b", "a'b"],
+)
+def test_a_name_is_read_back_from_csv(name: str) -> None:
+    rows = [{"path": one, name: "x", "class": one} for one in (name, "plain")]
+    content = _tables.written(rows)
+    assert [*csv.DictReader(io.StringIO(content.decode(), newline=""))] == rows
+    assert content.endswith(b"\nplain,x,plain\n")
+
+
+@pytest.mark.parametrize(
+    "name",
     ["=cmd|' /C calc'!A0", "\r\n=1", "\uff1d1"],
 )
 def test_a_name_is_no_formula_of_a_spreadsheet(name: str) -> None:

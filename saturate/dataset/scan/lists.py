@@ -91,8 +91,6 @@ class List:
             if 2 * sum(separator in line for line in lines) > filled:
                 self.separator = separator
         self.form = ""
-        # the last record's line, where blanks separate
-        self.line = ""
         # what is wrong with a line is told when its row is read
         self.head: list[Record] = []
         with suppress(UserError):
@@ -194,7 +192,6 @@ class List:
     def _split(self, lines: Iterable[str]) -> Iterator[Record]:
         if self.separator == BLANK:
             for number, line in enumerate(lines, 1):
-                self.line = line.strip()
                 fields = line.rsplit(None, 3)
                 if not self.grammar.segments or not _has_segment(fields):
                     fields = line.strip().rsplit(None, 1)
