@@ -57,8 +57,8 @@ def test_a_list_whose_names_have_several_blanks(tmp_path: Path) -> None:
 def test_a_list_of_odd_names(
     lines: list[str], names: list[str], tmp_path: Path
 ) -> None:
-    files = ("a,b.jpg", "a, b.jpg", "a\tb.jpg", "c.jpg", "two\nlines.jpg")
-    files += ("e\u0301.jpg",)
+    files = ["a,b.jpg", "a, b.jpg", "a\tb.jpg", "c.jpg", "two\nlines.jpg"]
+    files += ["e\u0301.jpg"]
     fill(tmp_path, dict.fromkeys(files, JPEG))
     (tmp_path / "list.txt").write_text("\n".join(lines))
     found = open_unlabelled(
