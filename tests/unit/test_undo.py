@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,30 @@ def test_what_is_changed_in_place_is_named(tmp_path: Path) -> None:
     plant = "write('state.bin'); open('state.bin', 'r+b').write(b'x')"
     assert saved(plant, here, here, tmp_path) == 0
     assert undo.back(tmp_path) == undo.Undone(1, [])
+
+
+def test_a_link_to_a_large_folder_is_not_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12,000 folders of data are not opened; a checkpoint is found below a link, and beside one to them."""
+    data, here = tmp_path / "data", tmp_path / "here"
+    for number in range(12_000):
+        (data / f"{number}").mkdir(parents=True)
+    (here / "step/rank/0").mkdir(parents=True)
+    (here / "data").symlink_to(data)
+    (here / "step/rank/0/model.pt").touch()
+    (tmp_path / "newest").symlink_to(here)
+    opened: list[object] = []
+    scandir = os.scandir
+
+    def counted(path: str) -> Iterator[os.DirEntry[str]]:
+        opened.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    assert not undo._holds_checkpoint(str(here / "data"))
+    assert undo._holds_checkpoint(str(tmp_path / "newest"))
+    assert len(opened) < 10
 
 
 def saved(plant: str, here: Path, other: Path, journals: Path) -> int:
