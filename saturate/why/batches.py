@@ -18,6 +18,8 @@ SETTINGS = (
     "prefetch_factor",
 )
 """Settings of a DataLoader that are told."""
+Seen = dict[int, Any]
+"""Lists and objects of a batch that were looked at, by their ids, which they keep for as long as they are here."""
 
 
 def samples_of(batch: Any, size: int | None = None) -> int:
@@ -28,8 +30,8 @@ def samples_of(batch: Any, size: int | None = None) -> int:
     of images.
     """
     if size is None:
-        return _first_length(batch)
-    lengths = Counter(length for length in _lengths(batch) if 0 < length <= size)
+        return _first_length(batch, {})
+    lengths = Counter(length for length in _lengths(batch, {}) if 0 < length <= size)
     if not lengths or is_seen(batch, size):
         return size
     return lengths.most_common(1)[0][0]
@@ -37,15 +39,15 @@ def samples_of(batch: Any, size: int | None = None) -> int:
 
 def is_seen(batch: Any, size: int) -> bool:
     """Return whether a tensor, array or list of a batch has so many rows."""
-    return size in (*_lengths(batch), _first_length(batch))
+    return size in (*_lengths(batch, {}), _first_length(batch, {}))
 
 
-def _lengths(batch: Any) -> Iterator[int]:
+def _lengths(batch: Any, seen: Seen) -> Iterator[int]:
     """Yield the lengths of the tensors, arrays and lists that a batch consists of, but not those of single samples."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         yield from shape[:1]
-    parts = parts_of(batch)
+    parts = parts_of(batch, seen)
     if isinstance(batch, list) and len(parts) > 1 and all(map(_is_sample, parts)):
         yield len(parts)
         return
@@ -54,26 +56,27 @@ def _lengths(batch: Any) -> Iterator[int]:
             yield len(part)
             if all(map(_is_sample, part)):
                 continue
-        yield from _lengths(part)
+        yield from _lengths(part, seen)
 
 
 def _is_sample(part: Any) -> bool:
     return _is_image(part) or isinstance(part, tuple) or hasattr(part, "keys")
 
 
-def _first_length(batch: Any) -> int:
+def _first_length(batch: Any, seen: Seen) -> int:
     """Return the length of the first tensor or array found in a batch, or of its first list of images; 0 where there
     is none.
     """
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
-    parts = parts_of(batch)
+    parts = parts_of(batch, seen)
     firsts = [next(iter(tensors_of(part)), None) for part in parts]
     # tensors of three dimensions and one or three channels, or dictionaries with such
     if isinstance(batch, (list, tuple)) and firsts and all(map(_is_image, firsts)):
         return len(parts)
-    return next((count for count in map(_first_length, parts) if count), 0)
+    counts = (_first_length(part, seen) for part in parts)
+    return next(filter(None, counts), 0)
 
 
 def _is_image(tensor: Any) -> bool:
@@ -81,10 +84,14 @@ def _is_image(tensor: Any) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3)
 
 
-def parts_of(batch: Any) -> list[Any]:
+def parts_of(batch: Any, seen: Seen) -> list[Any]:
     """Return what a batch holds: a list, a tuple, whatever has values, as dictionaries and BatchEncodings do, or an
-    object of the program's own that is a dataclass, or is moved or pinned as a whole.
+    object of the program's own that is a dataclass, or is moved or pinned as a whole. Nothing of one that was seen: it
+    may hold itself.
     """
+    if id(batch) in seen:
+        return []
+    seen[id(batch)] = batch
     if hasattr(batch, "keys") and hasattr(batch, "values"):
         return list(batch.values())
     if isinstance(batch, (list, tuple)):
@@ -97,11 +104,14 @@ def parts_of(batch: Any) -> list[Any]:
     return []
 
 
-def tensors_of(batch: Any) -> list[Any]:
+def tensors_of(batch: Any, seen: Seen | None = None) -> list[Any]:
     """Return all tensors of a batch."""
     if hasattr(batch, "is_pinned"):
         return [batch]
-    return [tensor for part in parts_of(batch) for tensor in tensors_of(part)]
+    seen = {} if seen is None else seen
+    return [
+        tensor for part in parts_of(batch, seen) for tensor in tensors_of(part, seen)
+    ]
 
 
 class KeptBatch:
@@ -114,25 +124,25 @@ class KeptBatch:
     def __init__(self, batch: Any, samples: int = 0) -> None:
         self.samples = samples
         self._batch, self._whole = batch, _copied(batch)
-        self._before = _state_of(batch)
+        self._before = _state_of(batch, {})
 
     def again(self) -> Any:
         """Return the batch as the loader has given it."""
-        if _state_of(self._batch) != self._before:
+        if _state_of(self._batch, {}) != self._before:
             self._batch = _copied(self._whole)
-            self._before = _state_of(self._batch)
+            self._before = _state_of(self._batch, {})
         return self._batch
 
 
-def _state_of(batch: Any) -> list[Any]:
+def _state_of(batch: Any, seen: Seen) -> list[Any]:
     """Return what is another list once a batch was changed; of arrays, which do not tell, always another one."""
     if hasattr(batch, "is_pinned"):
         # those of inference mode have no version, and cannot be changed elsewhere
         return [id(batch), -1 if batch.is_inference() else batch._version]
     if hasattr(batch, "shape"):
         return [object()]
-    parts = parts_of(batch)
-    return [id(batch), len(parts), *map(_state_of, parts)]
+    parts = parts_of(batch, seen)
+    return [id(batch), len(parts), *(_state_of(part, seen) for part in parts)]
 
 
 def _copied(batch: Any) -> Any:

@@ -279,6 +279,40 @@ def test_an_object_comes_again_as_it_was(kind: Any, how: str) -> None:
     assert batches.samples_of(one) == 5
 
 
+def of_an_object() -> Any:
+    batch: Any = Pinned(torch.ones(5, 3))
+    # thirty samples, each of which holds the batch and all of them
+    batch.all = [Pinned(torch.tensor(1.0)) for _ in range(30)]
+    for one in batch.all:
+        one.batch, one.others = batch, batch.all
+    return batch
+
+
+def of_a_list() -> Any:
+    batch: list[Any] = [torch.ones(5, 3)]
+    batch.append(batch)
+    return batch
+
+
+def of_a_dictionary() -> Any:
+    batch: dict[str, Any] = {"x": torch.ones(5, 3)}
+    batch["whole"] = batch
+    return batch
+
+
+@pytest.mark.parametrize("make", [of_an_object, of_a_list, of_a_dictionary])
+def test_a_batch_that_holds_itself(make: Any) -> None:
+    batch = make()
+    assert batches.samples_of(batch) == 5
+    assert batches.is_seen(batch, 5) and not batches.is_seen(batch, 6)
+    kept = batches.KeptBatch(batch)
+    for _ in range(2):
+        tensors = batches.tensors_of(kept.again())
+        assert len(tensors) == (31 if make is of_an_object else 1)
+        assert all(float(each.mean()) == 1 for each in tensors)
+        tensors[-1].mul_(2)
+
+
 def test_a_batch_that_cannot_be_copied_comes_again() -> None:
     import threading
 
