@@ -92,9 +92,25 @@ def split(again: Iterator[KeptBatch], clock: Callable[[], float]) -> Found:
         mark("backward")
         return result
 
+    def within(closure: Any) -> Any:
+        def called() -> Any:
+            mark("update")
+            loss = closure()
+            mark("loop")
+            return loss
+
+        return called if callable(closure) else closure
+
+    def begun(_: Any, args: Any, named: Any) -> Any:
+        mark("loop")
+        # a closure is forward and backward, as often as LBFGS calls it
+        own, *others = args
+        others = map(within, others)
+        return (own, *others), {name: within(one) for name, one in named.items()}
+
     whole = torch.autograd.backward
     torch.autograd.backward = backward
-    pre = optimizer.register_optimizer_step_pre_hook(lambda *_: mark("loop"))
+    pre = optimizer.register_optimizer_step_pre_hook(begun)
     post = optimizer.register_optimizer_step_post_hook(lambda *_: mark("update"))
     try:
         for batch in itertools.islice(again, STEPS):

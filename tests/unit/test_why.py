@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from saturate.why import batches, hooks, launch, phases, restore, undo, watch
+from saturate.why import batches, hooks, launch, phases, restore, step, undo, watch
 
 t = torch.zeros
 BATCHES: dict[str, tuple[Any, int]] = {
@@ -277,6 +277,50 @@ def test_an_object_comes_again_as_it_was(kind: Any, how: str) -> None:
         else:  # as PyG's Data.to does
             one.x = one.x + 1
     assert batches.samples_of(one) == 5
+
+
+class ByClosure(torch.optim.Optimizer):
+    """Calls the closure three times a step, as LBFGS does, and works for 7 s before and behind each."""
+
+    def __init__(self, weights: torch.Tensor, seconds: list[float]) -> None:
+        super().__init__([weights], {})
+        self.seconds = seconds
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        for _ in range(3):
+            self.seconds[0] += 7
+            closure()
+            self.seconds[0] += 7
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_closure_of_an_optimiser_is_no_update(named: bool) -> None:
+    """By a clock that is moved by hand: 2 s pass before a step, and in a closure 20, 10 and 1 s."""
+    seconds = [0.0]
+    weights = torch.ones(3, requires_grad=True)
+    optimizer = ByClosure(weights, seconds)
+
+    def closure() -> torch.Tensor:
+        loss = weights.sum()
+        seconds[0] += 20
+        loss.backward()
+        seconds[0] += 1
+        return loss
+
+    weights.register_hook(lambda _: seconds.__setitem__(0, seconds[0] + 10))
+    kept = batches.KeptBatch(torch.ones(3))
+    found: dict[str, Any] = {}
+
+    def steps() -> Iterator[Any]:
+        found.update(
+            (yield from step.split(itertools.repeat(kept), lambda: seconds[0]))
+        )
+
+    for _ in steps():
+        seconds[0] += 2
+        optimizer.step(closure=closure) if named else optimizer.step(closure)
+    ms = {"loop": 5e3, "forward": 60e3, "backward": 30e3, "update": 42e3}
+    assert found["split_ms"] == pytest.approx(ms)
 
 
 def of_an_object() -> Any:
