@@ -372,6 +372,51 @@ def test_a_stream_ends_in_a_smaller_batch(
         assert window["samples"] / window["batches"] == pytest.approx(20 / 3, rel=0.06)
 
 
+OF_STREAMS = """
+import time
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+class Stream(IterableDataset):
+    def __iter__(self):
+        print("a stream begins", flush=True)
+        for number in range(8 * 60):
+            time.sleep(0.0002 * (1 + dist.get_rank()))
+            yield torch.ones(4), 1
+loader = DataLoader(Stream(), 8)
+network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+for epoch in range(2000):
+    for inputs, labels in loader:
+        torch.nn.functional.cross_entropy(network(inputs), labels).backward()
+        optimizer.step()
+    print("an epoch ends", flush=True)
+    dist.all_reduce(torch.ones(100))
+"""
+"""Two ranks, of which one reads half as fast; the end of an epoch on one of them alone meets a step of the other."""
+
+
+def test_streams_of_two_ranks_end_together(why: Why) -> None:
+    before = (str(Path(sys.executable).parent / "torchrun"), "--standalone")
+    ended = why(
+        lines=OF_STREAMS,
+        flags=("--seconds", "0.3"),
+        before=(*before, "--nproc-per-node=2"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("an epoch ends") % 2 == 0
+    ranks = json.loads(why.json.read_text())["ranks"]
+    windows = [
+        [window["batches"] for window in rank["windows"]["own"]] for rank in ranks
+    ]
+    assert len(windows) == 2 and windows[0] == windows[1]
+    begun = ended.stdout.count("a stream begins")
+    assert begun > 2 + ended.stdout.count("an epoch ends"), ended.stdout
+
+
 OF_TWO_LOADERS = """
 import sys
 
