@@ -30,7 +30,7 @@ def samples_of(batch: Any, size: int | None = None) -> int:
     of images.
     """
     if size is None:
-        return _first_length(batch, {})
+        return _first_length(batch)
     lengths = Counter(length for length in _lengths(batch, {}) if 0 < length <= size)
     if not lengths or is_seen(batch, size):
         return size
@@ -39,7 +39,7 @@ def samples_of(batch: Any, size: int | None = None) -> int:
 
 def is_seen(batch: Any, size: int) -> bool:
     """Return whether a tensor, array or list of a batch has so many rows."""
-    return size in (*_lengths(batch, {}), _first_length(batch, {}))
+    return size in (*_lengths(batch, {}), _first_length(batch))
 
 
 def _lengths(batch: Any, seen: Seen) -> Iterator[int]:
@@ -63,20 +63,20 @@ def _is_sample(part: Any) -> bool:
     return _is_image(part) or isinstance(part, tuple) or hasattr(part, "keys")
 
 
-def _first_length(batch: Any, seen: Seen) -> int:
+def _first_length(batch: Any) -> int:
     """Return the length of the first tensor or array found in a batch, or of its first list of images; 0 where there
     is none.
     """
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    parts = parts_of(batch, seen)
-    firsts = [next(iter(tensors_of(part)), None) for part in parts]
-    # tensors of three dimensions and one or three channels, or dictionaries with such
-    if isinstance(batch, (list, tuple)) and firsts and all(map(_is_image, firsts)):
-        return len(parts)
-    counts = (_first_length(part, seen) for part in parts)
-    return next(filter(None, counts), 0)
+    for one in _all_in(batch):
+        shape = getattr(one, "shape", None)
+        if shape is None:
+            parts = parts_of(one, {}) if isinstance(one, (list, tuple)) else []
+            firsts = [next(iter(tensors_of(part)), None) for part in parts]
+            # tensors of three dimensions and one or three channels, or dictionaries with such
+            shape = [len(parts)] if all(map(_is_image, firsts)) else []
+        if len(shape) and shape[0]:
+            return int(shape[0])
+    return 0
 
 
 def _is_image(tensor: Any) -> bool:
@@ -104,14 +104,19 @@ def parts_of(batch: Any, seen: Seen) -> list[Any]:
     return []
 
 
-def tensors_of(batch: Any, seen: Seen | None = None) -> list[Any]:
+def _all_in(batch: Any) -> list[Any]:
+    """Return a batch and all that it holds, in their order."""
+    seen: Seen = {}
+    found = [batch]
+    for place, one in enumerate(found, 1):
+        if not hasattr(one, "is_pinned"):
+            found[place:place] = parts_of(one, seen)
+    return found
+
+
+def tensors_of(batch: Any) -> list[Any]:
     """Return all tensors of a batch."""
-    if hasattr(batch, "is_pinned"):
-        return [batch]
-    seen = {} if seen is None else seen
-    return [
-        tensor for part in parts_of(batch, seen) for tensor in tensors_of(part, seen)
-    ]
+    return [one for one in _all_in(batch) if hasattr(one, "is_pinned")]
 
 
 class KeptBatch:
@@ -124,25 +129,27 @@ class KeptBatch:
     def __init__(self, batch: Any, samples: int = 0) -> None:
         self.samples = samples
         self._batch, self._whole = batch, _copied(batch)
-        self._before = _state_of(batch, {})
+        self._before = _state_of(batch)
 
     def again(self) -> Any:
         """Return the batch as the loader has given it."""
-        if _state_of(self._batch, {}) != self._before:
+        if _state_of(self._batch) != self._before:
             self._batch = _copied(self._whole)
-            self._before = _state_of(self._batch, {})
+            self._before = _state_of(self._batch)
         return self._batch
 
 
-def _state_of(batch: Any, seen: Seen) -> list[Any]:
+def _state_of(batch: Any) -> list[Any]:
     """Return what is another list once a batch was changed; of arrays, which do not tell, always another one."""
-    if hasattr(batch, "is_pinned"):
+    return [
         # those of inference mode have no version, and cannot be changed elsewhere
-        return [id(batch), -1 if batch.is_inference() else batch._version]
-    if hasattr(batch, "shape"):
-        return [object()]
-    parts = parts_of(batch, seen)
-    return [id(batch), len(parts), *(_state_of(part, seen) for part in parts)]
+        (id(one), -1 if one.is_inference() else one._version)
+        if hasattr(one, "is_pinned")
+        else object()
+        if hasattr(one, "shape")
+        else id(one)
+        for one in _all_in(batch)
+    ]
 
 
 def _copied(batch: Any) -> Any:

@@ -92,21 +92,19 @@ def split(again: Iterator[KeptBatch], clock: Callable[[], float]) -> Found:
         mark("backward")
         return result
 
-    def within(closure: Any) -> Any:
-        def called() -> Any:
+    def within(argument: Any) -> Any:
+        def closure() -> Any:
             mark("update")
-            loss = closure()
+            loss = argument()
             mark("loop")
             return loss
 
-        return called if callable(closure) else closure
+        return closure if callable(argument) else argument
 
     def begun(_: Any, args: Any, named: Any) -> Any:
         mark("loop")
         # a closure is forward and backward, as often as LBFGS calls it
-        own, *others = args
-        others = map(within, others)
-        return (own, *others), {name: within(one) for name, one in named.items()}
+        return tuple(map(within, args)), {name: within(named[name]) for name in named}
 
     whole = torch.autograd.backward
     torch.autograd.backward = backward
