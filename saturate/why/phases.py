@@ -131,7 +131,7 @@ class Run:
     _passed_over = 0  # batches with fewer, that were not kept
     _shows_size = False  # a batch of a loader without a length has had its batch_size as that of a tensor
     _journal: undo.Journal | None = None  # from the first replay on
-    _agreements = 0
+    _agreements = 0  # with the ranks of its group, where it has one
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -331,8 +331,8 @@ class Run:
         try:
             return pull() if begun is None else next(begun)
         except StopIteration:
-            # without a length it would end at other steps of other ranks, which wait for each other in each
-            length = length_of(self._loader) or (math.inf if _world_size() > 1 else 0)
+            # without a length it would end at a step at which it does not on other ranks, which then wait
+            length = length_of(self._loader) or (math.inf if self._agreements else 0)
             if not epoch.iterator_is_behind or epoch.given >= length:
                 raise
         finally:
@@ -609,10 +609,10 @@ class Run:
 
     def _gathered(self, value: str) -> list[str]:
         """Return what each rank gives, by the store of the program's own group."""
-        if _world_size() == 1:
-            return [value]
         import torch.distributed as dist
 
+        if not (dist.is_available() and dist.is_initialized()):
+            return [value]
         store = dist.distributed_c10d._get_default_store()
         self._agreements += 1
         keys = [
@@ -625,14 +625,6 @@ class Run:
         except RuntimeError:
             raise NotMeasured("not every rank takes batches of a loader") from None
         return [store.get(key).decode() for key in keys]
-
-
-def _world_size() -> int:
-    """Return how many ranks the program has, by its own group."""
-    import torch.distributed as dist
-
-    is_known = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size() if is_known else 1
 
 
 _was_measured = False
