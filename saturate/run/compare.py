@@ -173,10 +173,10 @@ def verdict(a: Side, b: Side, most: float) -> tuple[int, list[str]]:
         words = f"A is of {tasks[0]} and B of {tasks[1]}, whose samples are others"
         return CANNOT_TELL, [f"cannot tell: {words}"]
     # one GPU is faster than another, whatever the code
-    gpus = [side.settings.get("gpu") or "a CPU" for side in (a, b)]
+    gpus = [one_line(side.settings.get("gpu") or "a CPU") for side in (a, b)]
     if gpus[0] != gpus[1]:
-        words = " and B on ".join(one_line(each, 40) for each in gpus)
-        return CANNOT_TELL, [f"cannot tell: A ran on {words}; run both on one kind"]
+        words = f"A ran on {gpus[0]} and B on {gpus[1]}; run both on one kind"
+        return CANNOT_TELL, [f"cannot tell: {words}"]
     if min(map(len, rates)) < LEAST:
         return CANNOT_TELL, [f"cannot tell: train for {LEAST} windows or more"]
     loss, smallest = losses(*rates)

@@ -74,7 +74,7 @@ def _first_length(batch: Any) -> int:
             firsts = [next(iter(tensors_of(part)), None) for part in parts]
             # tensors of three dimensions and one or three channels, or dictionaries with such
             shape = [len(parts)] if all(map(_is_image, firsts)) else []
-        if len(shape) and shape[0]:
+        if any(shape[:1]):
             return int(shape[0])
     return 0
 

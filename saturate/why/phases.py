@@ -447,6 +447,10 @@ class Run:
                 if changed := undo.back(self.folder).in_place:
                     notify(f"not undone: {undo.IN_PLACE}{', '.join(changed)}")
             self._gathered("")
+            if self._agreements:
+                # what was taken meanwhile is another number on each rank: their epoch ends here
+                self._epoch.given = sys.maxsize
+                yield NEXT
 
     def _tries(self, again: Iterator[KeptBatch], step_s: float) -> Iterator[Any]:
         """Yield batches for steps with each of the changes that can be tried, and write what these give."""

@@ -417,6 +417,31 @@ def test_streams_of_two_ranks_end_together(why: Why) -> None:
     assert begun > 2 + ended.stdout.count("an epoch ends"), ended.stdout
 
 
+ROWS = """class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8 * 400
+    def __getitem__(self, number):
+        time.sleep(0.0002 * (1 + dist.get_rank()))
+        return torch.ones(4), 1
+loader = DataLoader(Rows(), 8)
+"""
+
+
+def test_ranks_that_go_on_end_their_epochs_together(why: Why) -> None:
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    ended = why(
+        # two epochs, of a loader with a length
+        lines=OF_STREAMS.replace("loader = DataLoader(Stream(), 8)\n", ROWS).replace(
+            "range(2000)", "range(2)"
+        ),
+        flags=("--seconds", "0.1", "--then", "go-on"),
+        before=(torchrun, "--standalone", "--nproc-per-node=2"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "bound by" in ended.stdout
+    assert ended.stdout.count("an epoch ends") == 4
+
+
 OF_TWO_LOADERS = """
 import sys
 
