@@ -171,9 +171,8 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
         if len(fields) > 1:
             # as it is written: the path may hold several blanks in a row
             whole = parsed.in_form(lines[number - 1].strip())
-            may_be_cut = parsed.separator == BLANK
             if os.path.exists(path.parent / whole) or (
-                may_be_cut and not os.path.exists(path.parent / name)
+                parsed.separator == BLANK and not os.path.exists(path.parent / name)
             ):
                 name = whole
         is_heading = number == 1 and lists.is_of(name, lists.OF_PATHS)

@@ -109,7 +109,7 @@ def claimed(
     """
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, made)
+        stack.callback(remove_empty, made)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder, f"--output {folder}", patience_s))
@@ -119,8 +119,9 @@ def claimed(
         yield
 
 
-def _remove_empty(folders: list[Path]) -> None:
-    with contextlib.suppress(OSError):  # not empty, or never made
+def remove_empty(folders: list[Path]) -> None:
+    """Remove folders up to the first that is not empty, or not there."""
+    with contextlib.suppress(OSError):
         for path in folders:
             path.rmdir()
 

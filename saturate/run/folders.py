@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
 
 from saturate.contracts import UserError
-from saturate.report.record import locked
+from saturate.report.record import locked, remove_empty
 
 
 @contextmanager
@@ -30,12 +30,13 @@ def whole(dest: Path) -> Iterator[Path]:
     with locked(beside, f"{dest}"):
         try:
             fresh = beside / dest.name
-            shutil.rmtree(fresh, ignore_errors=True)
+            rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             yield fresh
             fresh.rename(dest)  # refused by the system where files have come meanwhile
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            rmtree(fresh, ignore_errors=True)
+            remove_empty([beside])
 
 
 @contextmanager

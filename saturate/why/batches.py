@@ -106,7 +106,7 @@ def parts_of(batch: Any, seen: Seen) -> list[Any]:
 
 def _all_in(batch: Any) -> list[Any]:
     """Return a batch and all that it holds, in their order."""
-    seen: Seen = {}
+    seen = Seen()
     found = [batch]
     for place, one in enumerate(found, 1):
         if not hasattr(one, "is_pinned"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import platform
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -65,12 +65,14 @@ def test_files_of_a_user_are_never_removed(name: str, tmp_path: Path) -> None:
     before = contents(made)
     assert drawn(made, 3) == 2 and contents(made) == before
 
-    # what a process of this number may have left, and files that come meanwhile
+    # files of others where a set is written, and files that come meanwhile
     later = tmp_path / "later"
-    fill(tmp_path, {f".later.{os.getpid()}.partial/mine.txt": b"1"})
-    before = contents(tmp_path)
-    assert drawn(later, 2) == 2 and contents(tmp_path) == before
-    shutil.rmtree(tmp_path / f".later.{os.getpid()}.partial")
+    beside = f".later.{platform.node()}.partial"
+    fill(tmp_path, {f"{beside}/mine.txt": b"1", f"{beside}/later/half": b"1"})
+    assert drawn(later, 2) == 0 and contents(tmp_path / beside) == {"mine.txt": b"1"}
+    assert not [*later.rglob("half")]
+    shutil.rmtree(tmp_path / beside)
+    shutil.rmtree(later)
     later.mkdir()
     with pytest.raises(OSError, match="not empty"), _sets.whole(later):
         fill(later, {"mine.txt": b"1"})
