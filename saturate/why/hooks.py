@@ -162,6 +162,8 @@ def taken(whole: Call, batches: Any, loader: Any) -> Any:
 def _begun(whole: Call, self: Any, *args: Any, **kwargs: Any) -> None:
     """Mark an epoch: an iterator whose workers live on has many, and the program may leave each one early."""
     self._saturate_epoch = object()
+    if run is not None:
+        run.opened(args[0])
     whole(self, *args, **kwargs)
 
 
@@ -211,6 +213,10 @@ def _composed(whole: Call, self: Any, *inputs: Any, **named: Any) -> Any:
         outputs = timed(f"transforms {type(transform).__name__}", transform, *inputs)
         inputs = outputs if len(inputs) > 1 else (outputs,)
     return outputs
+
+
+def _applied(whole: Call, self: Any, *inputs: Any, **named: Any) -> Any:
+    return timed(f"transforms {type(self).__name__}", whole, self, *inputs, **named)
 
 
 def _pillow(whole: Call, self: Any) -> Any:
@@ -303,6 +309,7 @@ HOOKS: Mapping[str, Mapping[str, Call]] = {
     },
     "torchvision.transforms.transforms": {"Compose.__call__": _composed},
     "torchvision.transforms.v2._container": {"Compose.forward": _composed},
+    "albumentations.core.transforms_interface": {"BasicTransform.__call__": _applied},
     "torchvision.io.image": {
         "decode_image": _by_torchvision,
         "decode_jpeg": _by_torchvision,

@@ -119,6 +119,7 @@ class Run:
     _last_loader: Any = None
     _steps = 0
     _other_batches = 0  # batches of other loaders since the last one of this
+    _paused_at: float | None = None  # when what is no training may have begun
     _other_steps = 0  # steps after these
     # its last batches, one behind another, that had others before them
     _steps_of_several = 0
@@ -159,7 +160,10 @@ class Run:
 
     def opened(self, loader: Any) -> None:
         """Keep a DataLoader for as long as it is iterated: a program that makes it anew may have its iterator alone."""
-        self._opened[signature(loader)] = loader
+        key = signature(loader)
+        self._opened[key] = loader
+        if self._loader is not None and key != self._signature:
+            self._pause()
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step of an optimiser."""
@@ -203,6 +207,7 @@ class Run:
         if is_next and signature(loader) == self._signature:
             self._loader = loader
         if loader is not self._loader:
+            self._pause()
             self._other_batches += 1
             return self._over(pull) if self.refused else pull()
         self._steps_of_several += 1
@@ -212,7 +217,7 @@ class Run:
         begun = getattr(batches, "_saturate_epoch", None)
         if self._epoch.begun not in (None, begun) and self._epoch.gap_since is None:
             # the program has left the last one early
-            self._epoch = Epoch(gap_since=self._trained_at)
+            self._epoch = Epoch(gap_since=self._trained_until())
         self._epoch.begun = begun
         if self._decided(batches) is END:
             return self._over(pull)
@@ -222,7 +227,9 @@ class Run:
             and not is_endless(loader, batches)
         ):
             # as long as in the program's own loop, which may count on it
-            self._epoch = Epoch(gap_since=time.perf_counter())
+            is_replay = isinstance(self._decision, KeptBatch)
+            ended_at = step.synchronised() if is_replay else time.perf_counter()
+            self._epoch = Epoch(gap_since=ended_at)
             raise StopIteration
         return self._next_batch(pull)
 
@@ -246,10 +253,20 @@ class Run:
         self.facts["loader"] = {"kind": type(loader).__name__, **settings}
         self.facts["is_guess"] = not (self.samples or "batch_size" in settings)
 
+    def _trained_until(self) -> float:
+        """Return when the last step was made: now, where the device had it still to do."""
+        return time.perf_counter() if step.is_behind() else self._trained_at
+
+    def _pause(self) -> None:
+        """Note when the program begins what may be a validation."""
+        if self._paused_at is None:
+            self._paused_at = self._trained_until()
+
     def _end_pause(self) -> None:
         """Count what has passed since a validation began as no time of training."""
-        if self._other_batches >= BATCHES_OF_VALIDATION:
-            paused_s = time.perf_counter() - self._trained_at
+        paused_at, self._paused_at = self._paused_at, None
+        if paused_at is not None and self._other_batches >= BATCHES_OF_VALIDATION:
+            paused_s = step.synchronised() - paused_at
             self._counts["pause"] += paused_s
             if self._epoch.gap_since is not None:
                 # a validation between two epochs is no part of their gap

@@ -38,6 +38,14 @@ def synchronised() -> float:
     return time.perf_counter()
 
 
+def is_behind() -> bool:
+    """Return whether the device had not done yet what it was given, once it has."""
+    if not torch.cuda.is_initialized() or torch.cuda.current_stream().query():
+        return False
+    torch.cuda.synchronize()
+    return True
+
+
 def conditions(optimizers: Collection[Any], autocast: str) -> dict[str, Any]:
     """Return what decides the rate of the step: versions, hardware, and settings."""
     parameters = [

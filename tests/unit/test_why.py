@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -463,3 +464,99 @@ def test_the_wait_for_a_core_is_that_of_linux() -> None:
         pytest.skip("Linux tells no thread's wait for a core here")
     before = int(file.read_text().split()[1])
     assert before <= hooks._delayed() <= int(file.read_text().split()[1])
+
+
+@pytest.mark.parametrize("module", hooks.HOOKS)
+def test_what_is_wrapped_is_there(module: str) -> None:
+    """Another version of a library may have it by another name."""
+    owner = pytest.importorskip(module)
+    for place in hooks.HOOKS[module]:
+        assert callable(attrgetter(place)(owner)), place
+
+
+def test_transforms_of_albumentations_are_timed_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    albumentations = pytest.importorskip("albumentations")
+    monkeypatch.setattr(hooks, "busy", hooks.Busy())
+    theirs = albumentations.BasicTransform
+    monkeypatch.setattr(theirs, "__call__", theirs.__call__)
+    places = hooks.HOOKS["albumentations.core.transforms_interface"]
+    hooks.around(theirs, "__call__", places["BasicTransform.__call__"])
+    either = albumentations.OneOf([albumentations.Transpose(p=1)], p=1)
+    both = albumentations.Compose([albumentations.HorizontalFlip(p=1), either])
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    turned = both(image=image)["image"]
+    assert np.array_equal(turned, image[:, ::-1].swapaxes(0, 1))
+    assert set(hooks.busy.wall) == {"transforms HorizontalFlip", "transforms Transpose"}
+
+
+class Device:
+    """Makes each step in 10 ms, behind its host, which may be far ahead."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.done_at = 0.0
+
+    def launch(self) -> None:
+        self.done_at = max(self.now, self.done_at) + 0.01
+
+    def synchronised(self) -> float:
+        self.now = max(self.now, self.done_at)
+        return self.now
+
+    def is_behind(self) -> bool:
+        before = self.now
+        return self.synchronised() > before
+
+
+def test_what_a_device_still_trains_is_no_part_of_a_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host launches ten steps in no time, and validates for 20 ms once the device has made them."""
+    device = Device()
+    monkeypatch.setattr(phases, "step", device)
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: device.now)
+    own, other = iter(range(10)), iter(range(10))
+    run = run_of(own, tmp_path, monkeypatch)
+    run._phases = itertools.repeat(phases.NEXT)
+    run._trained_at = 0.0
+    run._open()
+    for _ in range(5):
+        for _ in range(10):
+            run.take(own, own, lambda: t(64, 3))
+            device.launch()
+            run.stepped("an optimiser")
+        for _ in range(2):
+            run.take(other, other, lambda: t(64, 3))
+            device.now = device.synchronised() + 0.01
+    run.take(own, own, lambda: t(64, 3))
+    counts = run._close("own")
+    assert counts["pause"] == pytest.approx(5 * 0.02)
+    assert counts["seconds"] - counts["pause"] == pytest.approx(5 * 10 * 0.01)
+
+
+def test_what_a_device_still_trains_is_no_gap_between_epochs_of_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host launches an epoch of five steps in no time, and begins the next one for 30 ms."""
+    device = Device()
+    monkeypatch.setattr(phases, "step", device)
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: device.now)
+    run = run_of(range(5), tmp_path, monkeypatch)
+    run._phases = itertools.repeat(batches.KeptBatch(t(64, 3), 64))
+    run._trained_at = 0.0
+    run._open()
+    for _ in range(4):
+        of_epoch = iter(())
+        for _ in range(5):
+            run.take(of_epoch, run._loader, lambda: None)
+            device.launch()
+            run.stepped("an optimiser")
+        with pytest.raises(StopIteration):
+            run.take(of_epoch, run._loader, lambda: None)
+        device.now += 0.03
+    run.take(iter(()), run._loader, lambda: None)
+    counts = run._close("replay")
+    assert counts["gap"] == pytest.approx(4 * 0.03)
+    assert counts["seconds"] - counts["gap"] == pytest.approx(4 * 5 * 0.01)
