@@ -90,6 +90,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "mpeg4-packed.avi": {"codec": "mpeg4", "b_frames": 1, "packed": True},
     "mpeg2.ts": {"codec": "mpeg2video", "b_frames": 2},
     "mjpeg.avi": {"codec": "mjpeg", "pixels": "yuvj420p"},
+    # its decoder takes every frame for a key frame
+    "ffv1.mkv": {"codec": "ffv1"},
 }
 """File -> what tests.unit.video_files.Video it is."""
 

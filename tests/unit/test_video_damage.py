@@ -25,6 +25,7 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
     plain = make(folder / "d.mp4").read_bytes()
     fast = make(folder / "f.mp4", muxer={"movflags": "faststart"}).read_bytes()
     mirrored = make(folder / "r.mp4", mirrored=True).read_bytes()
+    turned = make(folder / "t.mp4", rotation=30, size=(96, 96)).read_bytes()
     sound = folder / "sound.mp4"
     with av.open(str(sound), "w") as file:
         stream = file.add_stream("aac", rate=8000)
@@ -49,6 +50,7 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
             "renewed part by part",
         ),
         "mirrored.mp4": (mirrored, "is to be shown mirrored"),
+        "turned.mp4": (turned, "is to be shown turned by (29|30) degrees"),
     }
 
 

@@ -148,6 +148,25 @@ def test_key_frames_are_those_of_the_codec(
         assert reader.decoded <= 13, "from the key frame before it on"
 
 
+def shown_late(_: int, packet: Any) -> Any:
+    packet.pts = packet.pts * 3 // 2
+    return packet
+
+
+def test_key_frames_that_are_shown_once_the_next_one_is_decoded(
+    coded: Coded, tmp_path: Path
+) -> None:
+    """decord has other frames there, and none of them by another time."""
+    path = remuxed(coded(**KINDS["h264"]), tmp_path / "late.mp4", shown_late)
+    videos = scanned(path, tmp_path / "late")
+    assert not any(exact(name, videos)[0] for name in CLAIMED)
+    frames = [*range(25, 40, 2)]
+    came = Pyav(videos)(0, videos.path(0), frames)
+    assert {frame: number(pixels_of(each)) for frame, each in came} == {
+        frame: frame for frame in frames
+    }
+
+
 def with_lengths_of(packet: Any) -> Any:
     new = av.Packet(with_lengths(bytes(packet)))
     for name in ("pts", "dts", "time_base", "duration", "is_keyframe"):

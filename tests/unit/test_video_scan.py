@@ -114,7 +114,8 @@ def test_what_is_read_is_what_a_player_shows(
         *video.size,
         video.rotation,
     )
-    assert (about["codec"], about["size"]) == (video.codec, path.stat().st_size)
+    codec = video.codec if video.codec in CODECS else "other"
+    assert (about["codec"], about["size"]) == (codec, path.stat().st_size)
     suffixes = {"webm": "mkv", "m2ts": "ts", "mov": "mp4"}
     assert about["container"] == suffixes.get(path.suffix[1:], path.suffix[1:])
     pixels = "yuvj420p" if video.full_range and video.codec != "vp9" else video.pixels

@@ -64,7 +64,8 @@ class Flags(IntFlag):
     HIDDEN_FRAMES = 256
     # VP9 with packets that have no picture, and show one that was decoded before: show_existing_frame
     SHOWN_AGAIN = 512
-    # the container marks other packets as key frames than those that a decoder can begin at
+    # the container marks other packets as key frames than those that a decoder can begin at, or a key frame is shown
+    # once the next one is decoded
     WRONG_KEYS = 1024
     DAMAGED = 2048  # a few packets are not whole, or have the time of another: clips without them are good
     OBLONG_PIXELS = 4096  # pictures are to be shown wider or higher than they are stored: no loader does
@@ -106,7 +107,7 @@ class Videos(Manifest):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION = "videos 15"
+    VERSION = "videos 16"
     COLUMNS = Manifest.COLUMNS | {
         "label": "i4",
         "file": "i8",

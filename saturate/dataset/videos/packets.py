@@ -235,7 +235,13 @@ def _rotation(file: Any, path: bytes, stream: int) -> int:
                     "is to be shown mirrored, by its display matrix, which no loader does: encode it "
                     "again: `ffmpeg -i FILE NEW.mp4`"
                 )
-            return round(frame.rotation / 90) * 90 % 360
+            turns = round(frame.rotation / 90)
+            if abs(frame.rotation - 90 * turns) > 1:
+                raise Rejected(
+                    f"is to be shown turned by {frame.rotation} degrees, by its display matrix, which no loader "
+                    "does: encode it again: `ffmpeg -i FILE NEW.mp4`"
+                )
+            return turns * 90 % 360
     raise Rejected("has a display matrix, and no frame that can be decoded")
 
 
@@ -257,6 +263,7 @@ def _packets(
     length_bytes = length_size(extradata, codec)
     first = None
     marked = list[bool]()
+    last_key = None
     untimed = 0
     for packet in _demuxed(file, stream):
         data = memoryview(packet)
@@ -290,6 +297,11 @@ def _packets(
             key = bool(pictures) and pictures[0][:1] < b"\x40"
             if len(pictures) > 1:
                 flags |= Flags.PACKED_B
+        # decord finds a key frame by its time of decoding, and takes the next one
+        if key and packet.dts is not None:
+            if last_key is not None and last_key >= packet.dts:
+                flags |= Flags.WRONG_KEYS
+            last_key = packet.pts
         hidden = shows_nothing(codec, data)
         rows.append((packet.pts, key, packet.is_discard, hidden, packet.is_corrupt))
     if not rows:
@@ -333,6 +345,10 @@ def _decoded(
     """Return (pts, keys, flags) of a file that has to be decoded for it."""
     packed = bool(flags & Flags.PACKED_B)
     times, keys = _in_sequence(path, stream, packed=packed)
+    marked = np.isin(times, packets["pts"][packets["key"]])
+    # FFmpeg's decoder of ffv1 says of every frame that it is one, and Matroska alone which are
+    if (keys & marked).any() and not packed:
+        keys &= marked
     if not keys.any():
         # some decoders tell of no frame whether it is one: the first is
         keys[0] = True
