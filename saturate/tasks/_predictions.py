@@ -17,7 +17,7 @@ from saturate.tasks import _tables
 from saturate.tasks.kind import Asked
 
 MOST = 5
-"""Classes that are kept of a sample."""
+"""Classes that are kept of a sample, at least."""
 SHOWN = 20
 """Classes that are counted in a line, at most."""
 SURE = 0.5
@@ -57,7 +57,7 @@ def picture_names(files: Sequence[str], ending: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Answers:
-    """The likeliest k classes of n samples, in the order of their ids; k is MOST, or all that there are."""
+    """The likeliest k classes of n samples, in the order of their ids; k is MOST or more, or all that there are."""
 
     ids: Array  # int64 [n], ascending
     classes: Array  # int64 [n, k], the likeliest first
@@ -138,20 +138,24 @@ class Collected:
 
 
 def answers_of(
-    ids: Array, logits: Array, labels: Array, *, binary: bool = False
+    ids: Array, logits: Array, labels: Array, *, binary: bool = False, most: int = MOST
 ) -> Answers:
-    """Return the answers of logits, float [n, C], that are on the host, as `Collected` does."""
-    tensors = _likeliest(torch.from_numpy(logits), binary)
+    """Return the answers of logits, float [n, C], that are on the host, as `Collected` does; of each sample the
+    `most` likeliest classes.
+    """
+    tensors = _likeliest(torch.from_numpy(logits), binary, most)
     classes, shares, finite = (one.numpy() for one in tensors)
     return Answers(
         ids=ids, classes=classes, shares=shares, labels=labels, finite=finite
     )
 
 
-def _likeliest(logits: torch.Tensor, binary: bool) -> tuple[torch.Tensor, ...]:
+def _likeliest(
+    logits: torch.Tensor, binary: bool, most: int = MOST
+) -> tuple[torch.Tensor, ...]:
     """Return classes and their shares, [B, k] each, and whether all logits of a sample are numbers."""
     # by logits: probabilities near 1 and 0 are rounded, and then several are the same
-    classes = logits.topk(min(MOST, logits.shape[1]), dim=1).indices
+    classes = logits.topk(min(most, logits.shape[1]), dim=1).indices
     single = logits.float()
     shares = single.sigmoid() if binary else torch.softmax(single, dim=1)
     return classes, shares.gather(1, classes), torch.isfinite(logits).all(dim=1)

@@ -41,6 +41,7 @@ from saturate.tasks._mixing import blended, mixed
 from saturate.tasks._plans import image_policies, mixing
 from saturate.tasks._predictions import (
     MOST,
+    SURE,
     Answers,
     Collected,
     answers_of,
@@ -335,7 +336,10 @@ class MeanPrecision:
             for at in range(self._classes)
         ]
         known = [one for one in precisions if one is not None]
-        answers = answers_of(ids, logits, labels, binary=True)
+        # all labels that a sample has, by what the network says
+        sure = torch.from_numpy(logits).sigmoid().numpy() >= SURE
+        most = sure.sum(axis=1).max(initial=MOST)
+        answers = answers_of(ids, logits, labels, binary=True, most=int(most))
         made = {}
         if self._val_set is not None and world.rank == 0:
             made = self._val_set.multi_label_extras(answers, wanted, precisions)

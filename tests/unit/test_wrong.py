@@ -359,6 +359,24 @@ def test_answers_are_in_the_order_of_logits(
     assert confusion(told, 6).trace() == 3 and calibration_error(told) < 1e-6
 
 
+def test_all_labels_of_a_sample_are_told() -> None:
+    logits = torch.tensor([[3.0, 2, 1, 4, 5, 6, 7, -1], [-1] * 8])
+    batch = batch_of(torch.zeros(2, dtype=torch.long))
+    batch.targets["wanted"] = torch.zeros(2, 8)
+    metric = MeanPrecision(8)
+    metric.update(logits, batch)
+    result = metric.result(alone())
+    table = result["extras"]["answers"].rows("abcdefgh")
+    sure = [
+        row[f"class{at}"]
+        for row in table[:1]
+        for at in ("", "_2", "_3", "_4", "_5", "_6", "_7")
+    ]
+    assert sure == ["g", "f", "e", "d", "a", "b", "c"]
+    told = summed_up(result, "abcdefgh", several=True)
+    assert told.endswith(", ".join(f"{name} 1" for name in sure))
+
+
 def test_calibration_is_how_far_probabilities_are_from_being_right() -> None:
     logits = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(200) % 3
