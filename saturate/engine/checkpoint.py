@@ -809,6 +809,13 @@ def _is_checkpoint(path: Path) -> bool:
         return False
 
 
+def _trains_others(problem: str) -> UserError:
+    return UserError(
+        f"--resume: {problem}: give --freeze, --no-decay, --layer-decay, --weights, --weights-backbone and "
+        f"--trainable-layers as it had them; {WEIGHTS_ALONE}"
+    )
+
+
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
@@ -818,7 +825,7 @@ def load_optimizer(
     """Load the state of a checkpoint's optimiser and scaler; hyper-parameters stay, but for the learning rate
     of its last step, which is saved again where no step is left. `name` is --optimizer.
 
-    Raises UserError for another optimiser, or another number of parameters.
+    Raises UserError for another optimiser, or for other parameters.
     """
     theirs = content["config"].get("optimizer", name)
     saved = content["optimizer"]
@@ -826,16 +833,28 @@ def load_optimizer(
         [len(group["params"]) for group in groups]
         for groups in (saved["param_groups"], optimizer.param_groups)
     )
+    others = [
+        (before, now)
+        for group, own in zip(
+            saved["param_groups"], optimizer.param_groups, strict=False
+        )
+        # older checkpoints have no names
+        for before, now in zip(
+            group.get("names", ()), own.get("names", ()), strict=False
+        )
+        if before != now
+    ]
     if theirs != name:
         problem = f"--optimizer is {theirs} in the checkpoint, {name} in this run"
         raise UserError(f"--resume: {problem}; {WEIGHTS_ALONE}")
     if trained != trains:
         counts = f"{trained} in the checkpoint, {trains} in this run"
-        flags = "--no-decay, --layer-decay, --weights, --weights-backbone and --trainable-layers"
-        problem = (
-            f"parameters are trained in groups of {counts}: give {flags} as it had them"
+        raise _trains_others(f"parameters are trained in groups of {counts}")
+    if others:
+        before, now = others[0]
+        raise _trains_others(
+            f"{before} is trained in the checkpoint, {now} in this run"
         )
-        raise UserError(f"--resume: {problem}; {WEIGHTS_ALONE}")
     own = [dict(group) for group in optimizer.param_groups]
     try:
         # load_state_dict takes over learning rate, momentum and decay, and `fused` and `capturable` tell it

@@ -61,7 +61,7 @@ def _groups(module: nn.Module, optimisation: Optimisation) -> Groups:
     excluded = () if named is None else named()
     scales = _layer_scales(module, optimisation.layer_decay)
     decays = (optimisation.weight_decay, optimisation.norm_weight_decay, 0.0)
-    groups: dict[tuple[int, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[int, float], dict[str, nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -71,10 +71,12 @@ def _groups(module: nn.Module, optimisation: Optimisation) -> Groups:
         if _matches(name, optimisation.no_decay):
             which = BARE
         key = which, scales.get(name, 1.0)
-        groups.setdefault(key, []).append(parameter)
+        groups.setdefault(key, {})[name] = parameter
     return [
         {
-            "params": groups[which, scale],
+            "params": [*groups[which, scale].values()],
+            # a checkpoint has them: its state is in the order of the parameters
+            "names": [*groups[which, scale]],
             "weight_decay": decays[which],
             "lr_scale": scale,
         }

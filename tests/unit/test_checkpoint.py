@@ -219,6 +219,13 @@ def test_other_parameters_were_trained() -> None:
             checkpoint.load_optimizer(trained(*counts), scaler, content, "sgd")
     with pytest.raises(UserError, match="--optimizer is sgd in the checkpoint, adamw"):
         checkpoint.load_optimizer(trained(3), scaler, content, "adamw")
+    others = trained(3)
+    content["optimizer"]["param_groups"][0]["names"] = ["a", "b", "c"]
+    others.param_groups[0]["names"] = ["a", "c", "d"]
+    with pytest.raises(
+        UserError, match=r"b is trained in the checkpoint, c .*--freeze"
+    ):
+        checkpoint.load_optimizer(others, scaler, content, "sgd")
     del content["optimizer"]["state"]
     with pytest.raises(UserError, match="its optimiser's state is not one"):
         checkpoint.load_optimizer(trained(3), scaler, content, "sgd")
