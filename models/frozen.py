@@ -33,10 +33,12 @@ def freeze(module: nn.Module, pattern: str) -> str:
         parameter.requires_grad_(
             parameter.requires_grad and compiled.match(name) is None
         )
-    for layer in module.modules():
+    for path, layer in module.named_modules():
         own = list(layer.parameters(recurse=False))
         trained = any(parameter.requires_grad for parameter in own)
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and own and not trained:
+        if not own:  # affine=False
+            trained = compiled.match(f"{path}.weight") is None
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and not trained:
             layer.register_forward_pre_hook(_keep_statistics)
     return f"--freeze '{pattern}' leaves {len(frozen)} of {len(names)} parameters untrained"
 

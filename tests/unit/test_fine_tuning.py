@@ -36,6 +36,17 @@ def test_frozen_layers_stay_as_they_are() -> None:
     assert moved and all(name.startswith(("layer4", "fc")) for name in moved)
 
 
+def test_a_norm_without_parameters_is_as_frozen_as_its_part() -> None:
+    norms = [torch.nn.BatchNorm2d(3, affine=False) for _ in range(2)]
+    parts = [torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), norm) for norm in norms]
+    module = torch.nn.Sequential(*parts)
+    freeze(module, "0")
+    module.train()
+    module(torch.randn(4, 3, 2, 2) + 5)
+    means = [norm.running_mean for norm in norms]
+    assert [bool(mean is not None and mean.any()) for mean in means] == [False, True]
+
+
 def test_every_class_counts_alike() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [3])
     config = build({"balance": "loss"})
