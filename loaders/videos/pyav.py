@@ -35,6 +35,8 @@ FAR = 16
 """Frames between two wanted ones from which on a seek to a key frame is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
 """Containers where a seek finds times of decoding, which are earlier: it aims before the key frame."""
+WITHOUT_SEEK = CONTAINERS.index("asf")
+"""The container of which FFmpeg gives the first packet behind a seek the time of another one."""
 WITH_TIMES = [CONTAINERS.index(name) for name in ("mp4", "mkv")]
 """Containers whose packets have all their times: none of them depends on what FFmpeg knows of a stream."""
 LEAD_S = 1.0
@@ -98,7 +100,8 @@ class OpenFile:
         attempt: int,
     ) -> None:
         self._container = container
-        self._attempt = attempt
+        container_format = int(columns.container[sample])
+        self._attempt = FROM_THE_START if container_format == WITHOUT_SEEK else attempt
         self.decoded = 0
         place = int(columns.stream[sample])
         stream = container.streams[place] if place < len(container.streams) else None
@@ -126,7 +129,7 @@ class OpenFile:
         flags = Flags(int(columns.flags[sample]))
         self._packed = Flags.PACKED_B in flags
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
-        indexed = int(columns.container[sample]) not in WITHOUT_INDEX
+        indexed = container_format not in WITHOUT_INDEX
         # with wrong marks a seek may find a key frame that is none
         early = attempt > HASTY or Flags.WRONG_KEYS in flags or not indexed
         self._lead = int(LEAD_S / tick_s) if early else 0

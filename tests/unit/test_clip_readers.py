@@ -30,7 +30,8 @@ LEAST = {"pyav": (0, 12), "decord": (12, 7)}
 def patterns(count: int) -> Iterator[list[int]]:
     """Places of frames to ask for: single ones, short runs, wide steps, anything."""
     draws = np.random.default_rng(5)
-    yield from ([0], [count - 1], [0, count - 1], list(range(count - 4, count)))
+    yield from ([0], [1], [1, 2], [count - 1], [0, count - 1])
+    yield list(range(count - 4, count))
     for begin in draws.integers(0, count - 12, 4).tolist():
         yield [begin]
         yield list(range(begin, begin + 5))
