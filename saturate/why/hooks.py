@@ -310,6 +310,7 @@ HOOKS: Mapping[str, Mapping[str, Call]] = {
     "torchvision.transforms.transforms": {"Compose.__call__": _composed},
     "torchvision.transforms.v2._container": {"Compose.forward": _composed},
     "albumentations.core.transforms_interface": {"BasicTransform.__call__": _applied},
+    "monai.transforms.transform": {"apply_transform": _applied},
     "torchvision.io.image": {
         "decode_image": _by_torchvision,
         "decode_jpeg": _by_torchvision,
