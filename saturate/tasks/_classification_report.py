@@ -73,8 +73,10 @@ class ValidationFiles:
         images: dict[str, Array] = {}
         if len(self.classes) <= MOST_CLASSES:
             matrix = confusion(answers, len(self.classes))
+            # a class may have that name
+            corner = "" if "label" in self.classes else "label"
             rows = [
-                {"label": name, **dict(zip(self.classes, counts, strict=True))}
+                {corner: name, **dict(zip(self.classes, counts, strict=True))}
                 for name, counts in zip(self.classes, matrix.tolist(), strict=True)
             ]
             files["confusion.csv"] = _tables.written(rows)

@@ -177,6 +177,9 @@ def test_files_say_what_went_wrong() -> None:
     extras = ValidationFiles(classes=CLASSES, source=Pictures()).extras(answers())
     matrix = table(extras["files"]["confusion.csv"])
     assert matrix[2] == {"label": "cat", "ant": "0", "bee": "1", "cat": "0"}
+    odd = ValidationFiles(classes=("label", "bee", "cat"), source=Pictures())
+    row = table(odd.extras(answers())["files"]["confusion.csv"])[0]
+    assert row == {"": "label", "label": "1", "bee": "1", "cat": "0"}
     by_class = table(extras["files"]["classes.csv"])
     assert [*by_class[0].items()] == [
         *(
