@@ -36,8 +36,8 @@ def freeze(module: nn.Module, pattern: str) -> str:
     for path, layer in module.named_modules():
         own = list(layer.parameters(recurse=False))
         trained = any(parameter.requires_grad for parameter in own)
-        if not own:  # affine=False
-            trained = compiled.match(f"{path}.weight") is None
+        # with affine=False a norm has no weight: the name that it would have tells
+        trained |= not own and compiled.match(f"{path}.weight") is None
         if isinstance(layer, nn.modules.batchnorm._NormBase) and not trained:
             layer.register_forward_pre_hook(_keep_statistics)
     return f"--freeze '{pattern}' leaves {len(frozen)} of {len(names)} parameters untrained"

@@ -833,28 +833,22 @@ def load_optimizer(
         [len(group["params"]) for group in groups]
         for groups in (saved["param_groups"], optimizer.param_groups)
     )
-    others = [
-        (before, now)
-        for group, own in zip(
-            saved["param_groups"], optimizer.param_groups, strict=False
-        )
-        # older checkpoints have no names
-        for before, now in zip(
-            group.get("names", ()), own.get("names", ()), strict=False
-        )
-        if before != now
-    ]
+    # older checkpoints have no names
+    names, own_names = (
+        [name for group in groups for name in group.get("names", ())]
+        for groups in (saved["param_groups"], optimizer.param_groups)
+    )
     if theirs != name:
         problem = f"--optimizer is {theirs} in the checkpoint, {name} in this run"
         raise UserError(f"--resume: {problem}; {WEIGHTS_ALONE}")
     if trained != trains:
         counts = f"{trained} in the checkpoint, {trains} in this run"
         raise _trains_others(f"parameters are trained in groups of {counts}")
-    if others:
-        before, now = others[0]
-        raise _trains_others(
-            f"{before} is trained in the checkpoint, {now} in this run"
-        )
+    for before, now in zip(names, own_names, strict=False):
+        if before != now:
+            raise _trains_others(
+                f"{before} is trained in the checkpoint, {now} in this run"
+            )
     own = [dict(group) for group in optimizer.param_groups]
     try:
         # load_state_dict takes over learning rate, momentum and decay, and `fused` and `capturable` tell it

@@ -510,13 +510,18 @@ class Device:
         return self.synchronised() > before
 
 
-def test_what_a_device_still_trains_is_no_part_of_a_validation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The host launches ten steps in no time, and validates for 20 ms once the device has made them."""
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
     monkeypatch.setattr(phases, "step", device)
     monkeypatch.setattr(phases.time, "perf_counter", lambda: device.now)
+    return device
+
+
+def test_what_a_device_still_trains_is_no_part_of_a_validation(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host launches ten steps in no time, and validates for 20 ms once the device has made them."""
     own, other = iter(range(10)), iter(range(10))
     run = run_of(own, tmp_path, monkeypatch)
     run._phases = itertools.repeat(phases.NEXT)
@@ -537,12 +542,9 @@ def test_what_a_device_still_trains_is_no_part_of_a_validation(
 
 
 def test_what_a_device_still_trains_is_no_gap_between_epochs_of_a_replay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host launches an epoch of five steps in no time, and begins the next one for 30 ms."""
-    device = Device()
-    monkeypatch.setattr(phases, "step", device)
-    monkeypatch.setattr(phases.time, "perf_counter", lambda: device.now)
     run = run_of(range(5), tmp_path, monkeypatch)
     run._phases = itertools.repeat(batches.KeptBatch(t(64, 3), 64))
     run._trained_at = 0.0
