@@ -13,6 +13,7 @@ import io
 import os
 import sys
 import time
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -105,20 +106,20 @@ def loader_of(folder: str, asked: dict[str, Any]) -> Any:
 
 
 class InMemory(torch.utils.data.IterableDataset[Any]):
-    """Batches that lie in memory, given again and again."""
+    """Batches that lie in memory, given again and again until an epoch has its samples."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         shape = asked["batch"], 3, asked["size"], asked["size"]
         batch = torch.rand(shape), torch.arange(shape[0]) % 10
         pinned = asked["pin"] and torch.cuda.is_available()
+        self.count = asked["samples"] // asked["batch"]
         self.batches = [
             [one.pin_memory() if pinned else one.clone() for one in batch]
             for _ in range(2)
         ]
 
     def __iter__(self) -> Any:
-        while True:
-            yield from self.batches
+        return islice(cycle(self.batches), self.count)
 
 
 def small() -> nn.Module:
