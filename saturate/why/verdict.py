@@ -304,7 +304,9 @@ def _unmeasured(values: Summary) -> str:
         "torch.compile": not settings["compiled"]
         and "kernel_ms" not in values["ceiling"]["compute"],
         "an optimiser with fused=True": on_gpu and not settings["fused"],
-        "non_blocking=True": settings["pinned"] and values["syncs"],
+        # a GradScaler's own wait is no copy
+        "non_blocking=True": settings["pinned"]
+        and any("grad_scaler.py" not in place for place in values["syncs"]),
         "a larger prefetch_factor": values["workers"]
         and values["bound"] == "contention",
     }

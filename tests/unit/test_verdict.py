@@ -253,6 +253,16 @@ def test_a_copy_from_pageable_memory(transfer_ms: float, after_ms: float) -> Non
     assert one["high"] == pytest.approx(1.05 * 1e4 / after_ms)
 
 
+@pytest.mark.parametrize(
+    ("place", "is_told"), [("grad_scaler.py:371", False), ("train.py:9", True)]
+)
+def test_a_scalers_wait_is_no_copy(place: str, is_told: bool) -> None:
+    """A copy of pinned memory waits where it is without non_blocking."""
+    waits = {"pinned": True, "syncs": {place: 1}}
+    found = verdict.summary([rank([window(1000)] * 3, 1000, 9000, **waits, **IDLE)])
+    assert ("non_blocking=True" in table(found)) is is_told
+
+
 def test_without_workers_loader_and_step_take_turns() -> None:
     # 1 s for 100 samples, and 0.4 s for the step of them; a worker makes the next ones beside it
     own = [window(100 / 1.4, wait=1.0)] * 3
