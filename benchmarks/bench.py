@@ -35,6 +35,7 @@ PROGRAMS = {
     "losses": "the losses of many commands, to the last bit",
     "simulate": "what many ranks and samples cost, by formulas",
     "chart": "the rates of a table of `train`, a bar a loader",
+    "deaths": "how soon an --unkillable training goes on once a trainer was killed",
     "beside": "loaders beside each other on one GPU, and each alone",
     "progressive": "what progressive JPEGs cost to decode, beside baseline ones",
     "link-set": "many images of few, as links",

@@ -1,0 +1,109 @@
+"""`python -m benchmarks deaths OUTPUT -- FLAGS ...`: how soon an --unkillable training goes on behind a SIGKILL.
+
+FLAGS are those of train.py; they need --data, --unkillable and `--log-every 1`. The ranks run on this host. One trainer
+at a time is killed, each rank's in turn. A line has the seconds until the next step was logged, and what they were
+spent for, as the run itself counts it (`spent` of metrics.jsonl). What the run says goes to OUTPUT.log.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from saturate.contracts import UserError
+from saturate.run.program import Parser
+from saturate.system.exit_codes import of_program
+
+LATE_S = 180.0
+"""Seconds after which a run that logs no step is given up."""
+
+
+def logged(output: Path) -> list[dict[str, Any]]:
+    """Return the attempts and steps that the run has logged so far."""
+    path = output / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [line for line in found if "spent" in line]
+
+
+def waited(run: subprocess.Popen[bytes], look: Callable[[], Any]) -> Any:
+    """Return what `look` gives, once it is something. Raises UserError where the run ends before, or is late."""
+    ends = time.monotonic() + LATE_S
+    while time.monotonic() < ends and run.poll() is None:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise UserError(f"no step within {LATE_S:.0f} s, or the run has ended: see its log")
+
+
+def attempts(output: Path) -> int:
+    """Return how often the run was begun."""
+    return sum(line["kind"] == "attempt" for line in logged(output))
+
+
+def killed(run: subprocess.Popen[bytes], output: Path, rank: int) -> dict[str, float]:
+    """Kill the trainer of a rank; return the seconds to the next logged step, and what they were spent for."""
+    agents = sorted(psutil.Process(run.pid).children(), key=lambda one: one.pid)
+    # a warm spare was forked later
+    trainer = min(agents[rank].children(), key=psutil.Process.create_time)
+    before, count = logged(output)[-1]["spent"], attempts(output)
+    trainer.send_signal(signal.SIGKILL)
+    at = time.time()
+
+    def next_step() -> dict[str, Any] | None:
+        if attempts(output) == count:
+            return None
+        last = logged(output)[-1]
+        return last["spent"] if last["kind"] == "train" else None
+
+    after = waited(run, next_step)
+    seconds = after["seconds"]
+    parts = {part: seconds[part] - before["seconds"].get(part, 0) for part in seconds}
+    return {"next step": after["at"] - at} | parts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code."""
+    parser = Parser("deaths", __doc__)
+    parser.add_argument("output", type=Path, help="new folder of the run")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--deaths", type=int, default=4)
+    parser.add_argument("--apart-s", type=float, default=15.0, help="seconds between")
+    parser.add_argument("flags", nargs="+", metavar="FLAGS")
+    options = parser.parse_args(arguments)
+
+    def work() -> int:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        ranks = f"--nproc-per-node={options.ranks}"
+        flags = ["--output", str(options.output), "--resume", "auto", *options.flags]
+        log = Path(f"{options.output}.log")
+        with (
+            log.open("wb") as said,
+            subprocess.Popen(
+                [*torchrun, ranks, "train.py", *flags], stdout=said, stderr=said
+            ) as run,
+        ):
+            try:
+                waited(run, lambda: attempts(options.output))
+                for number in range(options.deaths):
+                    time.sleep(options.apart_s)
+                    found = killed(run, options.output, number % options.ranks)
+                    parts = (
+                        f"{part} {s:.2f}" for part, s in found.items() if s > 0.005
+                    )
+                    print(f"death {number + 1}, s: {', '.join(parts)}", flush=True)
+            finally:
+                run.send_signal(signal.SIGTERM)
+        return 0
+
+    return of_program("deaths", work)
