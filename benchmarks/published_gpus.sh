@@ -3,7 +3,7 @@
 #
 #   benchmarks/published_gpus.sh IMAGES OUT 1
 #   benchmarks/published_gpus.sh IMAGES OUT 4 VIDEOS     # IMAGES and VIDEOS: folders with <class>/*
-#   benchmarks/published_gpus.sh - OUT videos            # 56 videos of 1080p in full size on 1, 2 and 4 of four GPUs
+#   benchmarks/published_gpus.sh - OUT videos [COUNT]    # so many (56) of 1080p in full size on 1, 2 and 4 GPUs, if there
 #
 # Prints the tables. A point that takes too long leaves in its log.txt where it was; the same command goes on.
 set -u
@@ -44,21 +44,28 @@ if [ "$gpus" = 1 ]; then
   point eager "${net[@]}" --steps eager "--flags=--ceilings false" --archs googlenet squeezenet1_1 densenet121 mobilenet_v2 mnasnet1_0 \
     shufflenet_v2_x1_0 resnext50_32x4d wide_resnet50_2 regnet_y_400mf efficientnet_b0 convnext_tiny swin_t vit_b_16
 elif [ "$gpus" = videos ]; then
-  full=(python -m benchmarks published sharded --tables videos-full --limit-s 280)
   # made once: the points below find it
-  python -m benchmarks video-set "$out/full" --count 56 > "$out/full.txt" 2>&1
-  cores=$(($(nproc) / 4))
-  # $1: first GPU, $2: GPUs, then loaders: beside others, with the cores of these GPUs
+  python -m benchmarks video-set "$out/full" --count "${4:-56}" > "$out/full.txt" 2>&1
+  full=("${loader[@]}" --task video --data "$out/full" --batch-size 2 --image-size 1080 --short-side 1080 --clip-frames 60 --clip-stride 5 --workers 8 --limit-s 280)
+  there=$(nvidia-smi --list-gpus | wc -l)
+  cores=$(($(nproc) / there))
+  # $1: first GPU, $2: GPUs, then loaders: with the cores of these GPUs
   row() {
     local first=$1 count=$2; shift 2
     CUDA_VISIBLE_DEVICES=$(seq -s, "$first" $((first + count - 1))) point "full-$count-$1" \
-      taskset -c $((first * cores))-$(((first + count) * cores - 1)) "${full[@]}" --videos "$out/full" --output "$out/full-$count-$1" -- --gpus "$count" --loaders "$@"
+      taskset -c $((first * cores))-$(((first + count) * cores - 1)) "${full[@]}" --gpus "$count" --loaders "$@"
   }
-  row 0 1 pytorch+decord & row 1 1 pytorch nvdec+pyav & row 2 1 dali nvdec & row 3 1 decord pyav &
+  # those of one GPU beside each other, as many as there are GPUs
+  of_one=(pytorch+decord "pytorch nvdec+pyav" "dali nvdec" "decord pyav")
+  for number in "${!of_one[@]}"; do
+    # shellcheck disable=SC2086  # several loaders
+    row $((number % there)) 1 ${of_one[number]} &
+    [ $(((number + 1) % there)) = 0 ] && wait
+  done
   wait
-  row 0 2 pytorch+decord pytorch nvdec+pyav & row 2 2 dali nvdec decord pyav &
-  wait
-  row 0 4 pytorch+decord dali nvdec decord pytorch pyav nvdec+pyav
+  for count in 2 4; do
+    [ "$count" -le "$there" ] && row 0 "$count" pytorch+decord dali nvdec decord pytorch pyav nvdec+pyav
+  done
 else
   links images/train 21453
   links videos/train 56 "$4"
