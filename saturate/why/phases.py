@@ -107,6 +107,17 @@ class Epoch:
     other_iterator: Any = None
 
 
+@dataclass
+class Follower:
+    """A loader that may be the one which feeds steps, made anew: a step behind its first batches shows it."""
+
+    loader: Any
+    others: int  # batches of a validation before it
+    came_at: float  # its first batch
+    batches: int = 0
+    samples: int = 0
+
+
 class Run:
     """What one process is put through. Its threads take batches and make steps; one loader feeds them."""
 
@@ -121,6 +132,7 @@ class Run:
     _other_batches = 0  # batches of other loaders since the last one of this
     _paused_at: float | None = None  # when what is no training may have begun
     _other_steps = 0  # steps after these
+    _follower: Follower | None = None  # the one that had the last batch, if it may be
     # its last batches, one behind another, that had others before them
     _steps_of_several = 0
     _pulls = False  # its next batch, in which other loaders may have a part
@@ -175,6 +187,8 @@ class Run:
             self._stepped[key] += 1
             if self._stepped[key] == STEPS_OF_TRAINING:
                 self._choose(self._last_loader)
+        elif self._follower is not None:
+            self._follow(self._follower)
         elif self._other_batches:
             self._other_steps += 1
             if self._other_steps == STEPS_OF_OTHERS:
@@ -200,16 +214,12 @@ class Run:
         if self._loader is None:
             return self._of_any(loader, pull)
         self._taken[id(loader)] += 1
-        # made anew for this epoch, and none that is taken from beside the other
-        is_next = (
-            self._epoch.gap_since is not None or self._other_batches >= WARM_UP_BATCHES
-        )
-        if is_next and signature(loader) == self._signature:
+        # without steps nothing else tells a validation apart, which may have the same but for the data
+        if not self._steps and torch.is_grad_enabled() and self._may_follow(loader):
             self._loader = loader
         if loader is not self._loader:
-            self._pause()
-            self._other_batches += 1
-            return self._over(pull) if self.refused else pull()
+            return self._of_other(loader, pull)
+        self._follower = None
         self._steps_of_several += 1
         if not self._other_batches:
             self._steps_of_several = 0
@@ -221,13 +231,13 @@ class Run:
         self._epoch.begun = begun
         if self._decided(batches) is END:
             return self._over(pull)
+        is_replay = isinstance(self._decision, KeptBatch)
         if (
-            self._epoch.iterator_is_behind
+            (is_replay or self._epoch.iterator_is_behind)
             and self._epoch.given >= (length_of(loader) or math.inf)
             and not is_endless(loader, batches)
         ):
             # as long as in the program's own loop, which may count on it
-            is_replay = isinstance(self._decision, KeptBatch)
             ended_at = step.synchronised() if is_replay else time.perf_counter()
             self._epoch = Epoch(gap_since=ended_at)
             raise StopIteration
@@ -244,6 +254,48 @@ class Run:
             if many and self.has_gradients and not self._steps:
                 self._choose(loader)
         return batch
+
+    def _may_follow(self, loader: Any) -> bool:
+        """Return whether a loader may be that of training, made anew for its next epoch."""
+        # and none that is taken from beside the other
+        is_next = (
+            self._epoch.gap_since is not None or self._other_batches >= WARM_UP_BATCHES
+        )
+        return is_next and signature(loader) == self._signature
+
+    def _of_other(self, loader: Any, pull: Callable[[], Any]) -> Any:
+        """Return a batch of a loader that is not the one which feeds steps, or not known to be."""
+        self._pause()
+        if self.refused:
+            return self._over(pull)
+        batch = pull()
+        if not self._may_follow(loader):
+            self._follower = None
+        else:
+            if self._follower is None or self._follower.loader is not loader:
+                now = time.perf_counter()
+                self._follower = Follower(loader, self._other_batches, now)
+            one = self._follower
+            one.samples += self._samples_of(batch, one.batches)
+            one.batches += 1
+        self._other_batches += 1
+        return batch
+
+    def _follow(self, one: Follower) -> None:
+        """Take a loader for the one that feeds steps, and count what it has given for these."""
+        paused_at = self._paused_at or one.came_at
+        gap_since = self._epoch.gap_since or paused_at
+        paused_s = 0.0
+        if one.others >= BATCHES_OF_VALIDATION:
+            paused_s = one.came_at - paused_at
+        gap_s = one.came_at - gap_since - paused_s
+        self._counts["pause"] += paused_s
+        self._counts["gap"] += gap_s
+        self._counts["samples"] += one.samples
+        self._gaps_s.append(gap_s)
+        self._loader, self._epoch = one.loader, Epoch(given=one.batches)
+        self._follower = self._paused_at = None
+        self._other_batches = self._other_steps = 0
 
     def _choose(self, loader: Any) -> None:
         self._loader, self._signature = loader, signature(loader)

@@ -163,6 +163,50 @@ def test_a_pause_is_no_part_of_a_step(pause: str, why: Why) -> None:
     assert found["split_ms"]["loop"] < 8, found["split_ms"]
 
 
+OF_ALIKE = """
+import sys
+import time
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+class Numbers(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return (torch.full((4,), float(number)) for number in range(self.count))
+
+def validate():
+    for batch in validation:
+        with torch.no_grad():
+            network(batch)
+        time.sleep(0.002)
+
+epoch = int(sys.argv[1])
+training, validation = DataLoader(Numbers(8 * epoch), 8), DataLoader(Numbers(800), 8)
+network = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(network.parameters(), 1e-3)
+while True:
+    for number, batch in enumerate(training):
+        network(batch).sum().backward()
+        optimizer.step()
+        time.sleep(0.02)
+        if epoch > 100 and number % 25 == 24:
+            validate()
+    validate()
+"""
+"""A program that validates on a stream of the same kind as it trains on, within its epochs or behind each."""
+
+
+@pytest.mark.parametrize("epoch", [30, 100_000])
+def test_a_validation_like_the_training_is_no_part_of_it(epoch: int, why: Why) -> None:
+    """8 samples in 20 ms are 400 a second; of the 2 ms of a batch of the validation it were 4,000."""
+    found = why.found(str(epoch), lines=OF_ALIKE)
+    assert is_about(400, found["rate"]["steady"])
+    assert is_about(400, found["ceiling"]["compute"]["rate"])
+    assert not found["counts_batches"]
+
+
 SHORT = "samples=160", "begin_ms=300"
 """Epochs of 20 batches, which begin with 0.3 s in which nothing is trained, unless workers live on."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ChainDataset, DataLoader
 
 from saturate.why import batches, hooks, launch, phases, restore, step, undo, watch
 
@@ -562,3 +563,70 @@ def test_what_a_device_still_trains_is_no_gap_between_epochs_of_a_replay(
     counts = run._close("replay")
     assert counts["gap"] == pytest.approx(4 * 0.03)
     assert counts["seconds"] - counts["gap"] == pytest.approx(4 * 5 * 0.01)
+
+
+def test_a_replay_that_begins_with_an_epochs_end_lets_it_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an epoch of five batches its own loader has given all."""
+    run = run_of(range(5), tmp_path, monkeypatch)
+    again = itertools.repeat(batches.KeptBatch(t(64, 3), 64))
+    run._phases = itertools.chain([phases.NEXT] * 5, again)
+    of_epoch = iter(())
+    for _ in range(5):
+        run.take(of_epoch, run._loader, lambda: t(64, 3))
+    with pytest.raises(StopIteration):
+        run.take(of_epoch, run._loader, lambda: None)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_loader_that_is_made_anew_goes_on_with_what_it_was(
+    validates: bool,
+    accumulated: int,
+    device: Device,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epochs have 6 batches of 8 in 10 ms each, begin in 30 ms, and are validated by a loader that is the same but for
+    its data, 20 batches in 2 ms each.
+    """
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(ChainDataset([]), 8)
+
+    def epoch_of(made: DataLoader[Any]) -> None:
+        device.now += 0.03
+        for number in range(6):
+            run.take(object(), made, lambda: t(8, 3))
+            device.now += 0.01
+            if number % accumulated == accumulated - 1:
+                run.stepped("an optimiser")
+
+    def end(made: DataLoader[Any]) -> None:
+        with pytest.raises(StopIteration):
+            run.take(object(), made, partial(next, iter(())))
+
+    first = loader()
+    run = run_of(first, tmp_path, monkeypatch)
+    run.samples = 8
+    run._signature = phases.signature(first)
+    run._phases = itertools.repeat(phases.NEXT)
+    run._trained_at = 0.0
+    run._open()
+    made = first
+    for _ in range(5):
+        epoch_of(made)
+        end(made)
+        held_out = loader()
+        for _ in range(20 * validates):
+            run.take(object(), held_out, lambda: t(8, 3))
+            device.now += 0.002
+        made = loader()
+    epoch_of(made)
+    counts = run._close("own")
+    assert counts["samples"] == 6 * 6 * 8
+    # to begin the next epoch is part of it
+    assert counts["pause"] == pytest.approx(5 * (20 * 0.002 + 0.03) * validates)
+    paused_s = counts["gap"] + counts["pause"]
+    assert counts["seconds"] - paused_s == pytest.approx(6 * 6 * 0.01 + 0.03)
