@@ -189,23 +189,28 @@ class Run:
                 self._choose(self._last_loader)
         elif self._follower is not None:
             self._follow(self._follower)
-        elif self._other_batches:
+        elif self._loader is not None:
             self._other_steps += 1
             if self._other_steps == STEPS_OF_OTHERS:
                 self._left()
 
     def _left(self) -> None:
-        """Begin anew with the loader that feeds steps now, or refuse where these train on from a replay."""
-        if self._journal is not None:
+        """Begin anew with the loader that feeds steps now, or refuse where none does, and where a replay was before."""
+        if not self._other_batches:
+            # no batch is asked for that could end the program
+            words = f"its last {STEPS_OF_OTHERS} steps had batches of no loader"
+            self.refused = f"{words}, such as those that itertools.cycle keeps"
+            self._over(lambda: None)
+        elif self._journal is not None:
             words = "its training went on with another loader before it was measured: measure that one alone"
             self.refused = f"{words}; {SAME_OBJECT}"
-            return
-        notify(
-            f"its training goes on with another loader, which is measured in place of the first one; {SAME_OBJECT}"
-        )
-        hooks.run = Run(self.folder)
-        hooks.run._opened, hooks.run._agreements = self._opened, self._agreements
-        hooks.run.autocast = self.autocast
+        else:
+            notify(
+                f"its training goes on with another loader, which is measured in place of the first one; {SAME_OBJECT}"
+            )
+            hooks.run = Run(self.folder)
+            hooks.run._opened, hooks.run._agreements = self._opened, self._agreements
+            hooks.run.autocast = self.autocast
 
     def take(self, batches: Any, loader: Any, pull: Callable[[], Any]) -> Any:
         """Return the batch that the program gets where it asks `loader` for the next one, which is pull()."""
@@ -444,7 +449,7 @@ class Run:
         """Leave a line on why this program was not measured, for the case that it was not."""
         if batches := sum(self._taken.values()):
             few = f"it took {batches} batches and made {self._steps} steps, too few: more data or epochs"
-            if self._other_steps > WARM_UP_BATCHES:
+            if self._other_batches and self._other_steps > WARM_UP_BATCHES:
                 few = f"its last {self._other_steps} steps had batches of another loader; {SAME_OBJECT}"
             (self.folder / hooks.UNMEASURED).write_text(self.refused or few)
 

@@ -565,6 +565,34 @@ def test_a_training_that_follows_a_short_one(steps: int, why: Why) -> None:
         assert "measured: its training went on with another loader" in ended.stderr
 
 
+OF_A_CYCLE = """
+import itertools
+import sys
+import time
+import torch
+from torch.utils.data import DataLoader
+
+loader = DataLoader([torch.ones(4)] * int(sys.argv[1]), 8)
+network = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(network.parameters(), 1e-3)
+for batch in itertools.islice(itertools.cycle(loader), 3000):
+    network(batch).sum().backward()
+    optimizer.step()
+    time.sleep(0.001)
+print("came to its end")
+"""
+"""A program whose loader is asked for one epoch alone."""
+
+
+@pytest.mark.parametrize("samples", [320, 2400])
+def test_batches_that_no_loader_gives_any_more(samples: int, why: Why) -> None:
+    """The epoch ends before its step is given batches again, or after that."""
+    ended = why(str(samples), lines=OF_A_CYCLE, flags=("--seconds", "0.1"))
+    assert ended.returncode == 2
+    assert "its last 512 steps had batches of no loader" in ended.stderr
+    assert ("came to its end" in ended.stdout) is (samples == 320)
+
+
 OF_A_TRIAL = """
 import contextlib
 import torch
