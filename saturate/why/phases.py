@@ -131,7 +131,8 @@ class Run:
     _steps = 0
     _other_batches = 0  # batches of other loaders since the last one of this
     _paused_at: float | None = None  # when what is no training may have begun
-    _other_steps = 0  # steps after these
+    _stepped_first: Any = None  # the optimiser that was the first to step since that
+    _other_steps = 0  # its steps
     _follower: Follower | None = None  # the one that had the last batch, if it may be
     # its last batches, one behind another, that had others before them
     _steps_of_several = 0
@@ -190,7 +191,10 @@ class Run:
         elif self._follower is not None:
             self._follow(self._follower)
         elif self._loader is not None:
-            self._other_steps += 1
+            # a program may have an optimiser for each parameter
+            if self._stepped_first is None:
+                self._stepped_first = optimizer
+            self._other_steps += optimizer is self._stepped_first
             if self._other_steps == STEPS_OF_OTHERS:
                 self._left()
 
@@ -299,7 +303,7 @@ class Run:
         self._counts["samples"] += one.samples
         self._gaps_s.append(gap_s)
         self._loader, self._epoch = one.loader, Epoch(given=one.batches)
-        self._follower = self._paused_at = None
+        self._follower = self._paused_at = self._stepped_first = None
         self._other_batches = self._other_steps = 0
 
     def _choose(self, loader: Any) -> None:
@@ -328,6 +332,7 @@ class Run:
             if self._epoch.gap_since is not None:
                 # a validation between two epochs is no part of their gap
                 self._epoch.gap_since += paused_s
+        self._stepped_first = None
         self._other_batches = self._other_steps = 0
 
     def _decided(self, batches: Any) -> Any:

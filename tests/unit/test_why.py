@@ -630,3 +630,17 @@ def test_a_loader_that_is_made_anew_goes_on_with_what_it_was(
     assert counts["pause"] == pytest.approx(5 * (20 * 0.002 + 0.03) * validates)
     paused_s = counts["gap"] + counts["pause"]
     assert counts["seconds"] - paused_s == pytest.approx(6 * 6 * 0.01 + 0.03)
+
+
+@pytest.mark.parametrize("optimisers", [1, 600])
+def test_a_batch_may_lead_to_a_step_of_each_parameter(
+    optimisers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """600 steps of one optimiser have batches that no loader gave; of 600 each has made one."""
+    run = run_of(range(10), tmp_path, monkeypatch)
+    run._phases = itertools.repeat(phases.NEXT)
+    run.take(iter(()), run._loader, lambda: t(64, 3))
+    made = [object() for _ in range(optimisers)]
+    for optimizer in itertools.islice(itertools.cycle(made), 600):
+        run.stepped(optimizer)
+    assert bool(run.refused) is (optimisers == 1)
