@@ -1,6 +1,7 @@
 """Makes Batches of decoded pixels, on their device: the door that all batches of files leave by.
 
     levels         grey levels of the whole batch, decoded, resized and upright, on the host or the device
+      | show       the turn that EXIF asks for, where operations follow
       | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)
       | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row (loaders/_flips.py)
       | normalise  (level / 255 - mean) / std, in the step's dtype
@@ -25,7 +26,7 @@ from saturate.contracts import Array, Batch, Columns, Feed, Rows
 from saturate.loaders._flips import images_shape, turned
 from saturate.loaders._memory import to_device
 from saturate.loaders._ops import operated
-from saturate.plan.geometry import transposed, whole_turns
+from saturate.plan.geometry import transposed, turned_by_exif, whole_turns
 from saturate.system.triton_kernels import kernels
 
 # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
@@ -83,13 +84,17 @@ class Finish:
             self._kernel.finished(pixels, self._table, *on_device, into)
             self._copy_rows(into, others, lost)
             return batch
+        left = rows
         if rows.ops is not None:
             # they act on levels: who decodes normalises only where the plan does not operate
             assert not normalised
+            # they are drawn for images as they are shown
+            pixels = turned(pixels, turned_by_exif(rows), self._to_device)
+            left = replace(rows, exif=None)
             pixels = operated(pixels, rows.ops, self._to_device)
         # what is normalised already needs nothing but the turn, which then writes the images themselves
         written = into if normalised and pixels.dtype == into.dtype else None
-        pixels = turned(pixels, rows, self._to_device, written)
+        pixels = turned(pixels, left, self._to_device, written)
         if normalised and pixels is not into:
             into.copy_(pixels)
         elif not normalised:

@@ -29,7 +29,7 @@ from saturate.loaders.images.decoders import (
     resize_window,
 )
 from saturate.plan.bundles import rows_of_part
-from saturate.plan.geometry import largest_upright, upright
+from saturate.plan.geometry import largest_upright, turned_pixels, upright
 
 PART_PIXELS = PART * 224 * 224
 """Pixels of a part: larger images come in smaller parts, so that all workers fill one batch together."""
@@ -148,7 +148,8 @@ class Decoding(Work):
         return Decoded(tuple(failed), self._transforms_s)
 
     def _changed(self, what: str, pixels: Array, rows: Rows, place: int) -> Array:
-        """Return what --transforms makes of a row's pixels; those themselves where it is of others.
+        """Return what --transforms makes of a row's pixels, which it gets as they are shown; those themselves where it
+        is of others.
 
         Raises UserError.
         """
@@ -160,8 +161,13 @@ class Decoding(Work):
                 "--transforms draws from Rows.seeds, which this plan does not give"
             )
         began = time.perf_counter()
+        turns = self._columns.exif
+        turn = 0 if turns is None else int(turns[rows.ids[place]])
+        made = np.empty_like(pixels)
         try:
-            return transform(pixels.copy(), int(rows.seeds[place]))
+            shown = turned_pixels(pixels, turn).copy()
+            turned_pixels(made, turn)[:] = transform(shown, int(rows.seeds[place]))
+            return made
         except UserError as error:
             raise UserError(
                 f"{error}, of {self._name_of(int(rows.ids[place]))}"

@@ -118,6 +118,11 @@ def upright(rows: Rows) -> Rows:
     )
 
 
+def turned_by_exif(rows: Rows) -> Rows:
+    """Return the rows with the turn that EXIF asks for, and without their own."""
+    return replace(upright(replace(rows, exif=None)), exif=rows.exif)
+
+
 def _of_stored(rows: Rows, exif: Array) -> Rows:
     """Return the same rows in stored pixels, with EXIF's turn among their own."""
     turns = exif[:, 0].astype(np.uint8)

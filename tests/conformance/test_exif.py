@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 from saturate.contracts import Array, Feed, Pixels
 from saturate.dataset.coco.columns import Instances
 from saturate.dataset.images.columns import TURN_OF, as_shown
 from saturate.dataset.stores.folder import Folder
+from saturate.loaders import open_loader
+from saturate.loaders.images.transforms import Transform
 from saturate.plan import geometry
+from saturate.plan.augment import Augment, Erase
 from saturate.plan.boxes import DetectionPlan, DetectionPolicy
 from saturate.plan.geometry import composed, turned_pixels
 from saturate.plan.targets import packed
@@ -77,6 +81,24 @@ def test_what_is_shown_is_delivered(
     assert not epoch_is_the_plans(backend.open, feed, turned, backend.pixel_difference)
 
 
+def darkened(image: Array, rng: np.random.Generator) -> Array:
+    """Make the upper half black."""
+    image[: len(image) // 2] = 0
+    return image
+
+
+@pytest.mark.parametrize("what", ["output", "region"])
+def test_a_function_of_the_users_gets_what_is_shown(turned: Scene, what: str) -> None:
+    transforms = {what: Transform(f"{__name__}:darkened")}
+    levels = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    feed = turned.feed(image_size=40, transforms=transforms, pixels=levels)
+    with open_loader("torchvision", feed) as loader:
+        images = torch.cat([one.images.clone() for one in loader.batches(0, 0)])
+    assert len(images) == len(ORIENTATIONS)
+    assert (images[:, :, :18] == 0).all()
+    assert (images[:, :, 22:].mean((1, 2, 3)) > 0.1).all()
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A detection set, and the same one with its pictures stored in all eight ways, all of them as PNG."""
@@ -130,9 +152,12 @@ def batches(columns: Instances, backend: Backend, policy: DetectionPolicy) -> li
 def test_boxes_masks_and_keypoints_turn_with_the_pixels(
     backend: Backend, both: tuple[Path, Path], augment: Any, keypoints: bool
 ) -> None:
-    """Annotations are of what is shown: both sets are the same to a detector."""
+    """Annotations are of what is shown: both sets are the same to a detector, and lose the same pixels."""
     longer = None if augment == "ssd" else 120
-    policy = DetectionPolicy(augment=augment, size=96, longer=longer, flip=0.5)
+    erased = Augment((Erase(erase=1.0),))
+    policy = DetectionPolicy(
+        augment=augment, size=96, longer=longer, flip=0.5, colours=erased
+    )
     plain, turned = (
         as_shown(opened(root, keypoints=keypoints, exif=exif))
         for root, exif in zip(both, ("stored", "shown"), strict=True)
