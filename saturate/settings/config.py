@@ -112,8 +112,11 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     if (short := config.clips.short_side) and short[0] > short[1]:
         problem = f"got {short[0]} {short[1]}; two lengths, the smaller one first"
         yield "short-side", problem
-    if drawn.std and min(drawn.std) <= 0:
-        yield "std", f"got {drawn.std}; each must be above 0"
+    if drawn.mean and not 0 <= min(drawn.mean) <= max(drawn.mean) <= 1:
+        yield "mean", f"got {drawn.mean}; each is of RGB in [0, 1]: of levels a 255th"
+    if drawn.std and not 0 < min(drawn.std) <= max(drawn.std) <= 1:
+        problem = "each is above 0, of RGB in [0, 1]: of levels a 255th"
+        yield "std", f"got {drawn.std}; {problem}"
     step = config.optimisation
     if step.global_batch_size is not None and step.accumulate > 1:
         yield "accumulate", "follows from --global-batch-size; leave one of them out"

@@ -175,6 +175,9 @@ WRONG_FLAGS = {
     "--crop-scale 0.5 0.2": "--crop-scale got 0.5 0.2; .*low <= high",
     "--crop-ratio -1 1": "--crop-ratio got -1",
     "--std 1 1 0": "--std .*above 0",
+    # ImageNet's in levels, as other programs have them
+    "--mean 123.675 116.28 103.53": "--mean got .*RGB in .0, 1.",
+    "--std 58.395 57.12 57.375": "--std got .*RGB in .0, 1.",
     "--precision fp8": "--precision got 'fp8': .*bf16",
     "--data=": "--data got an empty value",
     f"{VIDEO} --val-crops 2": "--val-crops .*1 or 3",
