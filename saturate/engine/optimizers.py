@@ -25,6 +25,8 @@ WEIGHTS = 0
 REST = 1
 BARE = 2
 """Parameters by their decay, in the order of the groups: --weight-decay, --norm-weight-decay, none."""
+LISTS = (nn.Sequential, nn.ModuleList)
+"""What holds the layers of a network, and no class made of these: such is a layer."""
 MUON_SIDE = 4
 """Shortest side of a matrix that Muon turns: of less there is nothing to be orthogonal."""
 
@@ -117,13 +119,13 @@ def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
 
 
 def _blocks(module: nn.Module, *, listed: bool = False) -> Iterator[nn.Module]:
-    """Yield the parts with parameters that follow one another: members of nn.Sequential, and what is beside.
+    """Yield the parts with parameters that follow one another: members of LISTS, and what is beside.
 
     `listed`: the module is one of these lists, of which a member is a block whatever it is made of.
     """
     for child in module.children():
-        is_list = type(child) in (nn.Sequential, nn.ModuleList)
-        has_list = any(type(part) is nn.Sequential for part in child.modules())
+        is_list = type(child) in LISTS
+        has_list = any(type(part) in LISTS for part in child.modules())
         if is_list or (has_list and not listed):
             yield from _blocks(child, listed=is_list)
         elif next(child.parameters(), None) is not None:

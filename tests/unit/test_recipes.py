@@ -305,6 +305,20 @@ def test_other_networks_are_layered_by_their_blocks(arch: str, layers: str) -> N
         assert found[name]["lr_scale"] == 0.5 ** (int(last) - int(layer))
 
 
+def test_blocks_of_a_list_are_layers_wherever_it_lies() -> None:
+    """As transformers have them: the embedding is layer 0, the blocks of the encoder 1 to 3, the head 4."""
+
+    def block() -> nn.Module:
+        return nn.ModuleDict({"norm": nn.LayerNorm(4), "up": nn.Linear(4, 4)})
+
+    encoder = nn.ModuleDict({"blocks": nn.ModuleList(block() for _ in range(3))})
+    parts = {"embed": nn.Linear(4, 4), "encoder": encoder, "head": nn.Linear(4, 2)}
+    found = groups_of(nn.ModuleDict(parts), layer_decay=0.5)
+    blocks = [f"encoder.blocks.{place}.up" for place in range(3)]
+    for layer, name in enumerate(("embed", *blocks, "head")):
+        assert found[f"{name}.weight"]["lr_scale"] == 0.5 ** (4 - layer), name
+
+
 APART = {"apex-sgd", "apex-lamb"}
 """Optimisers that need a package and a GPU: test_apex_is_called_as_it_wants."""
 LIBRARYS: dict[Any, Any] = {
