@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ def read_preset(path: Path) -> dict[str, Any]:
     mapping."""
     origin = f"--config {path}"
     try:
-        content = parsed(read_text(path))
+        text = read_text(path)
+        content = parsed(text)
+        twice = _twice(text)
     except OSError as error:
         raise UserError(
             f"{origin}: {error.strerror or error}; presets are in configs/"
@@ -29,7 +32,19 @@ def read_preset(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         got = type(content).__name__ if content else "nothing"
         raise UserError(f"{origin}: got {got}, a preset is a mapping 'setting: value'")
+    if twice:
+        raise UserError(
+            f"{origin}: key {shown(twice[0])} is there twice; leave the one that is meant"
+        )
     return content
+
+
+def _twice(text: str) -> list[str]:
+    """Return the settings that a preset has more than once, of which YAML would take the last."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    times = Counter(str(key.value).replace("-", "_") for key, _ in pairs)
+    return [name for name, count in times.items() if count > 1]
 
 
 def parsed(text: str) -> Any:

@@ -209,6 +209,8 @@ WRONG_PRESETS = {
     "bach_size: 3": "unknown key 'bach_size'.*batch_size.*--help",
     "batch_size:": "--batch-size got None",
     "lr: .nan": "--lr got nan: .*finite",
+    "lr: 0.1\nepochs: 5\nlr: 0.5": "key 'lr' is there twice",
+    "batch-size: 8\nbatch_size: 16": "key 'batch_size' is there twice",
     "run: {seed: 1}": "unknown key 'run'",
     "# only a comment": "nothing.*mapping",
     "a: !!python/object/apply:os.system [ls]": "does not parse as YAML",
