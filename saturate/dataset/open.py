@@ -87,6 +87,7 @@ def open_split(
     *,
     source: str = "auto",
     labels: str | None = None,
+    classes: Sequence[str] | None = None,
     cache: Path | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Split[Images]:
@@ -94,13 +95,19 @@ def open_split(
 
     For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
     SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. `labels` is what
-    --lmdb-label or --label-key says. Raises UserError.
+    --lmdb-label or --label-key says. `classes` are those of training, by which a validation is numbered. Raises
+    UserError.
     """
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
     options = {} if labels is None else {"labels": labels}
     split: Split[Images] = module.open(
-        Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **options
+        Path(data),
+        name,
+        classes=classes,
+        cache=cache_folder(cache),
+        max_pixels=max_pixels,
+        **options,
     )
     return split
 

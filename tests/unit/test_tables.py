@@ -42,6 +42,22 @@ def test_a_split_of_an_own_loop_is_of_any_source(source: str, tmp_path: Path) ->
         open_split(data / "train", source="tow", cache=tmp_path / "cache")
 
 
+def test_a_validation_of_an_own_loop_has_the_numbers_of_training(
+    tmp_path: Path,
+) -> None:
+    fill(
+        tmp_path,
+        {
+            f"data/{name}/0.jpg": JPEG
+            for name in ("train/a", "train/b", "train/c", "val/c")
+        },
+    )
+    cache = tmp_path / "cache"
+    training = open_split(tmp_path / "data/train", cache=cache).columns
+    val = open_split(tmp_path / "data/val", cache=cache, classes=training.classes)
+    assert training.label.tolist() == [0, 1, 2] and val.columns.label.tolist() == [2]
+
+
 def test_suites_of_files_refuse_what_is_none(tmp_path: Path) -> None:
     data = fill(tmp_path / "data", {"train.lmdb": b"", "val.lmdb": b""})
     require_data(str(data), ["torchvision"], config=build({"source": "lmdb"}))
