@@ -35,6 +35,15 @@ def shard(tmp_path: Path, rows: list[Row] = ROWS, **how: Any) -> Path:
     return write_arrow(tmp_path / "data" / "train" / "0.arrow", rows, **how)
 
 
+def test_a_validation_that_appears_later_is_taken(tmp_path: Path) -> None:
+    """test/ stands for it as long as there is no other; both have files of the same size."""
+    data = tmp_path / "data"
+    for split, label in (("test", 0), ("validation", 1)):
+        write_arrow(data / split / "0.arrow", [(ONE, "a.jpg", label)], CLASSES)
+        split_found = open_split(data / "val", cache=tmp_path / "cache")
+        assert samples(split_found) == {"a.jpg": (CLASSES[label], ONE)}
+
+
 def test_what_save_to_disk_leaves(tmp_path: Path) -> None:
     """state.json names the shards, what .map() has cached beside them is none; classes keep their order."""
     data = tmp_path / "data"

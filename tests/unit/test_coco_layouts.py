@@ -125,7 +125,19 @@ def test_keypoints(coco: Path, root: Path) -> None:
     """COCO's own files are chosen by their kind; another tool's file may hold keypoints under any name."""
     assert opened(coco, keypoints=True).classes == ("__background__", "person")
     export(coco, root, "train2017", *TWO["roboflow"][0], kind="person_keypoints")
-    assert opened(root, keypoints=True).keypoints.shape[1] == 5
+    for keypoints in (False, True, False):  # scans of one file, kept side by side
+        found = opened(root, keypoints=keypoints)
+        assert found.keypoints.shape[1] == 5 * keypoints
+
+
+def test_a_folder_of_the_splits_own_that_appears_later_is_taken(
+    coco: Path, root: Path
+) -> None:
+    for split in ("train", "val"):
+        export(coco, root, f"{split}2017", "images", f"{split}.json")
+    assert Path(os.fsdecode(opened(root).path(0))).parent == root / "images"
+    shutil.copytree(root / "images", root / "train")
+    assert Path(os.fsdecode(opened(root).path(0))).parent == root / "train"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,17 @@ def test_a_store_may_be_a_file_and_others_entries_are_passed_over(
     assert whole == {name: (name[0], content) for name, content in IMAGES.items()}
 
 
+def test_a_link_that_leads_to_another_store_is_followed(tmp_path: Path) -> None:
+    link = tmp_path / "data/train.lmdb"
+    link.parent.mkdir()
+    for number, content in enumerate([*IMAGES.values()][:2]):
+        files = {f"{name}/0.jpg": content for name in "ab"[number:]}
+        link.unlink(missing_ok=True)
+        link.symlink_to(data_of(tmp_path / f"{number}", files) / "train.lmdb")
+        wanted = {name: (name[0], content) for name, content in files.items()}
+        assert samples(opened(link.parent)) == wanted
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

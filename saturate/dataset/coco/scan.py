@@ -121,7 +121,7 @@ def open_coco(
         return names
 
     paths = [str(real), os.path.abspath(root), file.name]
-    key = [*paths, "coco", split, "folder", exif, max_pixels]
+    key = [*paths, "coco", split, folder, keypoints, exif, max_pixels]
     return remembered(Instances, root, key, fill, real, how)
 
 

@@ -272,7 +272,8 @@ def open(
         real,
         store,
         list_files,
-        key=["lmdb", split, *(["own list"] if own else [])],
+        # a link may lead to another one by now
+        key=["lmdb", split, store.file, *(["own list"] if own else [])],
         where=str(store.path),
         classes=classes,
         listed=own,

@@ -578,6 +578,8 @@ class ShardStore:
             key=[
                 f"{self.name} 4",
                 split,
+                # of several that a split may be in
+                os.path.relpath(folder, real),
                 labels,
                 named,
                 shards.ordered,
