@@ -159,6 +159,23 @@ def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:
     )
 
 
+def drop_warning(optimisation: Optimisation) -> str | None:
+    """Return a line where a step schedule drops behind the end of the run; else None."""
+    if optimisation.schedule != "step":
+        return None
+    first = optimisation.warmup_epochs + optimisation.lr_step_epochs
+    drops = (
+        (first,) if optimisation.lr_milestones is None else optimisation.lr_milestones
+    )
+    late = [f"{epoch:g}" for epoch in drops if epoch >= optimisation.epochs]
+    if not late:
+        return None
+    return (
+        f"--schedule step: no drop at epoch {', '.join(late)}, since the run ends with --epochs {optimisation.epochs}; "
+        "--lr-milestones and --lr-step-epochs are in epochs"
+    )
+
+
 def _drops(epoch: float, optimisation: Optimisation) -> int:
     """Count the drops of a step schedule up to `epoch`, which is behind the warm-up."""
     if optimisation.lr_milestones is None:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from saturate.engine.schedules import (
+    drop_warning,
     learning_rate,
     limits,
     searches_kernels,
@@ -112,6 +113,27 @@ def test_a_warmup_longer_than_the_run_is_told(
     assert (said is None and found is None) or (
         said is not None and found is not None and said in found
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "late"),
+    [
+        # iterations, as other programs count them
+        ({"lr_milestones": (8, 60_000)}, "60000"),
+        ({"lr_milestones": (8, 11.5)}, None),
+        ({"lr_milestones": (12,)}, "12"),
+        ({"lr_step_epochs": 7, "warmup_epochs": 5}, "12"),
+        ({"lr_step_epochs": 6, "warmup_epochs": 5}, None),
+        ({"lr_milestones": (12,), "schedule": "cosine"}, None),
+    ],
+)
+def test_a_drop_behind_the_end_is_told(
+    settings: dict[str, Any], late: str | None
+) -> None:
+    optimisation = Optimisation(**{"schedule": "step", "epochs": 12, **settings})
+    found = drop_warning(optimisation)
+    assert (found is None) == (late is None)
+    assert late is None or f"no drop at epoch {late}, since" in str(found)
 
 
 @pytest.mark.parametrize(
