@@ -162,9 +162,12 @@ class Training:
     def _fit(self) -> bool:
         self._began_at = self.progress.epoch
         trains = self.progress.epoch < self.optimisation.epochs and not self._enough()
-        rises = schedules.warmup_warning(self.optimisation, self.plan.steps(0))
-        stays = schedules.drop_warning(self.optimisation)
-        for warned in filter(None, (rises, stays) if trains else ()):
+        warnings = (
+            schedules.warmup_warning(self.optimisation, self.plan.steps(0)),
+            schedules.drop_warning(self.optimisation),
+            schedules.growth_warning(self.optimisation, self.plan),
+        )
+        for warned in filter(None, warnings if trains else ()):
             self.report.warn(warned)
         while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():

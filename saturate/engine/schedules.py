@@ -176,6 +176,17 @@ def drop_warning(optimisation: Optimisation) -> str | None:
     )
 
 
+def growth_warning(optimisation: Optimisation, plan: Plan) -> str | None:
+    """Return a line where images have their last size behind the end of the run; else None."""
+    last = plan.first_epochs[-1]
+    if last < optimisation.epochs:
+        return None
+    return (
+        f"--image-size-ramp: images have their last size from epoch {last} on, and the run ends with --epochs "
+        f"{optimisation.epochs}: it validates at a size that it is not trained on"
+    )
+
+
 def _drops(epoch: float, optimisation: Optimisation) -> int:
     """Count the drops of a step schedule up to `epoch`, which is behind the warm-up."""
     if optimisation.lr_milestones is None:

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import (
 
 from saturate.engine.schedules import (
     drop_warning,
+    growth_warning,
     learning_rate,
     limits,
     searches_kernels,
@@ -134,6 +135,15 @@ def test_a_drop_behind_the_end_is_told(
     found = drop_warning(optimisation)
     assert (found is None) == (late is None)
     assert late is None or f"no drop at epoch {late}, since" in str(found)
+
+
+@pytest.mark.parametrize(("epochs", "told"), [(13, True), (14, False)])
+def test_images_that_grow_behind_the_end_are_told(epochs: int, told: bool) -> None:
+    """FFCV's ramp ends with epoch 13, the fourteenth."""
+    plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
+    found = growth_warning(Optimisation(epochs=epochs), plan)
+    assert (found is not None) == told
+    assert not told or "their last size from epoch 13 on" in str(found)
 
 
 @pytest.mark.parametrize(
