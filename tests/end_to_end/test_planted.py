@@ -14,7 +14,7 @@ from tests.end_to_end.runs import Runner, summary
 from tests.end_to_end.test_rates import check_rates
 
 FLAGS = """--arch benchmarks.planted:light --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
-    --save-every-minutes 0 --loader torchvision"""
+    --save-every-minutes 0 --loader torchvision --precision fp32"""
 TRAINS = "--seconds 1 --val-every 0 --ceilings false"
 WAITS = "--transforms benchmarks.planted:waits"
 

@@ -141,6 +141,10 @@ def test_the_answer_is_a_setting_and_the_recipe_is_kept(
     assert bool(device.tried) == (before is None)
 
 
+SMALL = "--arch squeezenet1_1 --image-size 32 --batch-size auto --loader synthetic --precision fp32"
+"""Flags of trials that a CPU can make, also one whose default is bf16."""
+
+
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that stand in for a GPU's on a CPU: torch has 30, and others have 40."""
@@ -167,8 +171,7 @@ def test_a_trial_has_two_micro_batches_where_the_run_has_several(
 ) -> None:
     """More would take longer and no more memory, and those of a step may be more than the samples that there are."""
     world = ProcessWorld(torch.device("cpu"))
-    words = "--arch squeezenet1_1 --image-size 32 --batch-size auto --loader synthetic"
-    config = parse([*words.split(), *flags.split()])
+    config = parse([*SMALL.split(), *flags.split()])
     settings = resolve(Start.from_config(config, (), {}, path=None, origin=""), world)
     split = Split(columns=SyntheticImages(40), source=NoBytes(40))
     tried = []
@@ -185,8 +188,7 @@ def test_a_trial_has_two_micro_batches_where_the_run_has_several(
 @pytest.mark.usefixtures("figures")
 def test_a_trial_trains_validates_and_says_what_that_took() -> None:
     world = ProcessWorld(torch.device("cpu"))
-    small = "--arch squeezenet1_1 --image-size 32 --batch-size auto --loader synthetic"
-    start = Start.from_config(parse(small.split()), (), {}, path=None, origin="")
+    start = Start.from_config(parse(SMALL.split()), (), {}, path=None, origin="")
     split = Split(columns=SyntheticImages(40), source=NoBytes(40))
     settings = resolve(start, world)
     steps: list[Any] = []
