@@ -126,6 +126,19 @@ def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
     return {name: decay ** (last - layer) for name, layer in layer_of.items()}
 
 
+def _is_series(module: nn.Module) -> bool:
+    """Return whether a module is a list of layers that follow one another.
+
+    Convolutions and Sequentials in an nn.ModuleList lie beside each other, as in a feature pyramid and in SSD's heads.
+    """
+    if type(module) is nn.ModuleList:
+        return all(
+            any(part.children()) and not isinstance(part, nn.Sequential)
+            for part in module
+        )
+    return type(module) is nn.Sequential
+
+
 def _blocks(module: nn.Module, *, listed: bool = False) -> Iterator[nn.Module]:
     """Yield the parts with parameters that follow one another: members of LISTS, and what is beside.
 
@@ -133,7 +146,7 @@ def _blocks(module: nn.Module, *, listed: bool = False) -> Iterator[nn.Module]:
     """
     for child in module.children():
         is_list = type(child) in LISTS
-        has_list = any(type(part) in LISTS for part in child.modules())
+        has_list = any(map(_is_series, child.modules()))
         if is_list or (has_list and not listed):
             yield from _blocks(child, listed=is_list)
         elif next(child.parameters(), None) is not None:

@@ -327,6 +327,15 @@ def test_blocks_of_a_list_are_layers_wherever_it_lies() -> None:
         assert found[f"{name}.weight"]["lr_scale"] == 0.5 ** (4 - layer), name
 
 
+def test_a_feature_pyramid_is_one_layer() -> None:
+    """Its convolutions, each of a level, lie beside each other."""
+    pyramid = torchvision.ops.FeaturePyramidNetwork([4, 4, 4], 4)
+    parts = {"backbone": nn.Linear(4, 4), "fpn": pyramid, "head": nn.Linear(4, 2)}
+    found = groups_of(nn.ModuleDict(parts), layer_decay=0.5)
+    scales = {found[name]["lr_scale"] for name in found if name.startswith("fpn.")}
+    assert scales == {0.5} and found["backbone.weight"]["lr_scale"] == 0.25
+
+
 APART = {"apex-sgd", "apex-lamb"}
 """Optimisers that need a package and a GPU: test_apex_is_called_as_it_wants."""
 LIBRARYS: dict[Any, Any] = {
