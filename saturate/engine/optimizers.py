@@ -35,8 +35,7 @@ def build(module: nn.Module, optimisation: Optimisation) -> torch.optim.Optimize
     """Build the optimiser with the parameters of more than one dimension as its first group.
 
     The next group is the rest, biases, norms and scales, with what the network's no_weight_decay() names; the
-    last what --no-decay names. With --layer-decay each of them is a group a layer. Raises UserError where
-    --no-decay names nothing.
+    last what --no-decay names. With --layer-decay each of them is a group a layer.
     """
     kind = OPTIMIZERS[optimisation.optimizer]
     groups = _groups(module, optimisation)
@@ -65,20 +64,13 @@ def _groups(module: nn.Module, optimisation: Optimisation) -> Groups:
     scales = _layer_scales(module, optimisation.layer_decay)
     decays = (optimisation.weight_decay, optimisation.norm_weight_decay, 0.0)
     groups: dict[tuple[int, float], dict[str, nn.Parameter]] = {}
-    bare = optimisation.no_decay
-    names = [name for name, _ in module.named_parameters()]
-    if bare and not any(_matches(name, bare) for name in names):
-        raise UserError(
-            f"--no-decay {' '.join(bare)} matches none of the {len(names)} parameters, such as {names[-1]}; "
-            "'*' stands for anything"
-        )
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         which = WEIGHTS
         if parameter.ndim <= 1 or name.endswith(".bias") or _matches(name, excluded):
             which = REST
-        if _matches(name, bare):
+        if _matches(name, optimisation.no_decay):
             which = BARE
         key = which, scales.get(name, 1.0)
         groups.setdefault(key, {})[name] = parameter

@@ -17,7 +17,7 @@ import torchvision
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from saturate.contracts import Batch, UserError
+from saturate.contracts import Batch
 from saturate.engine import optimizers
 from saturate.engine.checkpoint import Checkpoints, Progress, Resume, write
 from saturate.engine.distributed import ProcessWorld
@@ -274,14 +274,6 @@ def test_what_decays_is_torchvisions(
     }
     theirs -= {name for name in theirs if but and name.endswith(tuple(but.split()))}
     assert decayed(module, no_decay=no_decay) == theirs
-
-
-def test_patterns_that_match_no_parameter_are_refused() -> None:
-    """The name of a part is none of a parameter's; of several patterns one may be for another network."""
-    said = "--no-decay bias norm matches none of the .*, such as .*bias; '\\*' stands"
-    with pytest.raises(UserError, match=said):
-        groups_of(Net(), no_decay=("bias", "norm"))
-    assert decayed(Net(), no_decay=("norm", "*")) == set()
 
 
 def test_rates_of_layers_are_timms() -> None:
