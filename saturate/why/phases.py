@@ -112,8 +112,10 @@ class Follower:
     """A loader that may be the one which feeds steps, made anew: a step behind its first batches shows it."""
 
     loader: Any
-    others: int  # batches of a validation before it
-    came_at: float  # its first batch
+    others: int  # batches of other loaders before it
+    # when its first batch was asked for, and was there
+    asked_at: float
+    came_at: float
     batches: int = 0
     samples: int = 0
 
@@ -277,13 +279,17 @@ class Run:
         self._pause()
         if self.refused:
             return self._over(pull)
+        if not self._other_batches:
+            # an optimiser that steps no more would be waited for
+            self._stepped_first, self._other_steps = None, 0
+        asked_at = time.perf_counter()
         batch = pull()
         if not self._may_follow(loader):
             self._follower = None
         else:
             if self._follower is None or self._follower.loader is not loader:
                 now = time.perf_counter()
-                self._follower = Follower(loader, self._other_batches, now)
+                self._follower = Follower(loader, self._other_batches, asked_at, now)
             one = self._follower
             one.samples += self._samples_of(batch, one.batches)
             one.batches += 1
@@ -292,15 +298,16 @@ class Run:
 
     def _follow(self, one: Follower) -> None:
         """Take a loader for the one that feeds steps, and count what it has given for these."""
-        paused_at = self._paused_at or one.came_at
+        paused_at = self._paused_at or one.asked_at
         gap_since = self._epoch.gap_since or paused_at
         paused_s = 0.0
         if one.others >= BATCHES_OF_VALIDATION:
-            paused_s = one.came_at - paused_at
+            paused_s = one.asked_at - paused_at
         gap_s = one.came_at - gap_since - paused_s
         self._counts["pause"] += paused_s
         self._counts["gap"] += gap_s
         self._counts["samples"] += one.samples
+        self._counts["batches"] += one.batches
         self._gaps_s.append(gap_s)
         self._loader, self._epoch = one.loader, Epoch(given=one.batches)
         self._follower = self._paused_at = self._stepped_first = None
@@ -567,7 +574,9 @@ class Run:
         counts = self._close(name)
         cpu_s = sum(neighbours.tree(self.launcher).values()) - cpu_s
         counts["cores"] = cpu_s / (time.perf_counter() - since)
-        counts |= {"batches": count, "steps": self._steps - steps}
+        # beside those of a loader made anew, which it had before that was known
+        counts["batches"] += count
+        counts["steps"] = self._steps - steps
 
     def _open(self) -> None:
         """Begin a window."""

@@ -595,10 +595,14 @@ def test_a_loader_that_is_made_anew_goes_on_with_what_it_was(
     def loader() -> DataLoader[Any]:
         return DataLoader(ChainDataset([]), 8)
 
+    def batch(took_s: float) -> torch.Tensor:
+        device.now += took_s
+        return t(8, 3)
+
     def epoch_of(made: DataLoader[Any]) -> None:
-        device.now += 0.03
         for number in range(6):
-            run.take(object(), made, lambda: t(8, 3))
+            # its workers begin while the first one is waited for
+            run.take(object(), made, partial(batch, 0.0 if number else 0.03))
             device.now += 0.01
             if number % accumulated == accumulated - 1:
                 run.stepped("an optimiser")
@@ -626,8 +630,10 @@ def test_a_loader_that_is_made_anew_goes_on_with_what_it_was(
     epoch_of(made)
     counts = run._close("own")
     assert counts["samples"] == 6 * 6 * 8
-    # to begin the next epoch is part of it
-    assert counts["pause"] == pytest.approx(5 * (20 * 0.002 + 0.03) * validates)
+    assert counts["pause"] == pytest.approx(5 * 20 * 0.002 * validates)
+    assert counts["gap"] == pytest.approx(5 * 0.03)
+    # the others were decided on
+    assert counts["batches"] == 5 * accumulated
     paused_s = counts["gap"] + counts["pause"]
     assert counts["seconds"] - paused_s == pytest.approx(6 * 6 * 0.01 + 0.03)
 
