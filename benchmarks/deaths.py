@@ -1,6 +1,6 @@
 """`python -m benchmarks deaths OUTPUT -- FLAGS ...`: how soon an --unkillable training goes on behind a SIGKILL.
 
-FLAGS are those of train.py; they need --data, --unkillable and `--log-every 1`. The ranks run on this host. One trainer
+FLAGS are those of train.py, with --data and --unkillable; each step is logged. The ranks run on this host. One trainer
 at a time is killed, each rank's in turn. A line has the seconds until the next step was logged, and what they were
 spent for, as the run itself counts it (`spent` of metrics.jsonl). What the run says goes to OUTPUT.log.
 """
@@ -46,30 +46,28 @@ def waited(run: subprocess.Popen[bytes], look: Callable[[], Any]) -> Any:
     raise UserError(f"no step within {LATE_S:.0f} s, or the run has ended: see its log")
 
 
-def attempts(output: Path) -> int:
-    """Return how often the run was begun."""
-    return sum(line["kind"] == "attempt" for line in logged(output))
+def step_of(output: Path, attempt: int) -> dict[str, Any] | None:
+    """Return the last step that the run has logged, and None before the first one of its `attempt`, from 1 on."""
+    lines = logged(output)
+    begun = sum(line["kind"] == "attempt" for line in lines)
+    return lines[-1] if begun >= attempt and lines[-1]["kind"] == "train" else None
 
 
-def killed(run: subprocess.Popen[bytes], output: Path, rank: int) -> dict[str, float]:
-    """Kill the trainer of a rank; return the seconds to the next logged step, and what they were spent for."""
+def killed(
+    run: subprocess.Popen[bytes], output: Path, rank: int, attempt: int
+) -> dict[str, float]:
+    """Kill the trainer of a rank; return the seconds to the first step of the next `attempt`, and what they were spent
+    for.
+    """
     agents = sorted(psutil.Process(run.pid).children(), key=lambda one: one.pid)
     # a warm spare was forked later
     trainer = min(agents[rank].children(), key=psutil.Process.create_time)
-    before, count = logged(output)[-1]["spent"], attempts(output)
+    before = logged(output)[-1]["spent"]["seconds"]
     trainer.send_signal(signal.SIGKILL)
     at = time.time()
-
-    def next_step() -> dict[str, Any] | None:
-        if attempts(output) == count:
-            return None
-        last = logged(output)[-1]
-        return last["spent"] if last["kind"] == "train" else None
-
-    after = waited(run, next_step)
-    seconds = after["seconds"]
-    parts = {part: seconds[part] - before["seconds"].get(part, 0) for part in seconds}
-    return {"next step": after["at"] - at} | parts
+    spent = waited(run, lambda: step_of(output, attempt))["spent"]
+    parts = {part: s - before.get(part, 0) for part, s in spent["seconds"].items()}
+    return {"next step": spent["at"] - at} | parts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,11 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--apart-s", type=float, default=15.0, help="seconds between")
     parser.add_argument("flags", nargs="+", metavar="FLAGS")
     options = parser.parse_args(arguments)
+    if "--unkillable" not in options.flags:
+        parser.error("FLAGS need --unkillable")
 
     def work() -> int:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         ranks = f"--nproc-per-node={options.ranks}"
-        flags = ["--output", str(options.output), "--resume", "auto", *options.flags]
+        output = ["--output", str(options.output), "--resume", "auto"]
+        flags = [*output, "--log-every", "1", *options.flags]
         log = Path(f"{options.output}.log")
         with (
             log.open("wb") as said,
@@ -94,10 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ) as run,
         ):
             try:
-                waited(run, lambda: attempts(options.output))
+                waited(run, lambda: step_of(options.output, 1))
                 for number in range(options.deaths):
                     time.sleep(options.apart_s)
-                    found = killed(run, options.output, number % options.ranks)
+                    rank = number % options.ranks
+                    found = killed(run, options.output, rank, number + 2)
                     parts = (
                         f"{part} {s:.2f}" for part, s in found.items() if s > 0.005
                     )

@@ -167,7 +167,7 @@ def drop_warning(optimisation: Optimisation) -> str | None:
     drops = (
         (first,) if optimisation.lr_milestones is None else optimisation.lr_milestones
     )
-    late = [f"{epoch:g}" for epoch in drops if epoch >= optimisation.epochs]
+    late = [f"{epoch:.15g}" for epoch in drops if epoch >= optimisation.epochs]
     if not late:
         return None
     return (

@@ -68,6 +68,8 @@ FACTS_OF: dict[str, Facts] = {
     for name, field in cls.model_fields.items()
 }
 """Facts of each setting, by its name."""
+OF_PIXELS = "for pixels in 0 to 1; divide values for 0 to 255 by 255"
+"""What --mean and --std are."""
 TUNED = ("optimizer", "lr", "schedule", "weight_decay", "warmup_epochs", "warmup_steps")
 """Settings by which a recipe is one's own."""
 
@@ -113,10 +115,9 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         problem = f"got {short[0]} {short[1]}; two lengths, the smaller one first"
         yield "short-side", problem
     if drawn.mean and not 0 <= min(drawn.mean) <= max(drawn.mean) <= 1:
-        yield "mean", f"got {drawn.mean}; each is of RGB in [0, 1]: of levels a 255th"
+        yield "mean", f"got {drawn.mean}; {OF_PIXELS}"
     if drawn.std and not 0 < min(drawn.std) <= max(drawn.std) <= 1:
-        problem = "each is above 0, of RGB in [0, 1]: of levels a 255th"
-        yield "std", f"got {drawn.std}; {problem}"
+        yield "std", f"got {drawn.std}; each is above 0, {OF_PIXELS}"
     step = config.optimisation
     if step.global_batch_size is not None and step.accumulate > 1:
         yield "accumulate", "follows from --global-batch-size; leave one of them out"

@@ -43,7 +43,9 @@ def _twice(text: str) -> list[str]:
     """Return the settings that a preset has more than once, of which YAML would take the last."""
     root = yaml.compose(text, yaml.SafeLoader)
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
-    times = Counter(str(key.value).replace("-", "_") for key, _ in pairs)
+    names = (str(key.value).replace("-", "_") for key, _ in pairs)
+    # YAML has as many merges as there are
+    times = Counter(name for name in names if name != "<<")
     return [name for name, count in times.items() if count > 1]
 
 

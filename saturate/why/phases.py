@@ -112,7 +112,7 @@ class Follower:
     """A loader that may be the one which feeds steps, made anew: a step behind its first batches shows it."""
 
     loader: Any
-    others: int  # batches of other loaders before it
+    others: int  # batches that other loaders have given since training's last one
     # when its first batch was asked for, and was there
     asked_at: float
     came_at: float
@@ -133,8 +133,8 @@ class Run:
     _steps = 0
     _other_batches = 0  # batches of other loaders since the last one of this
     _paused_at: float | None = None  # when what is no training may have begun
-    _stepped_first: Any = None  # the optimiser that was the first to step since that
-    _other_steps = 0  # its steps
+    _stepped_first: Any = None  # the optimiser that was first to step since that batch
+    _other_steps = 0  # steps of that optimiser
     _follower: Follower | None = None  # the one that had the last batch, if it may be
     # its last batches, one behind another, that had others before them
     _steps_of_several = 0
@@ -204,8 +204,8 @@ class Run:
         """Begin anew with the loader that feeds steps now, or refuse where none does, and where a replay was before."""
         if not self._other_batches:
             # no batch is asked for that could end the program
-            words = f"its last {STEPS_OF_OTHERS} steps had batches of no loader"
-            self.refused = f"{words}, such as those that itertools.cycle keeps"
+            words = f"{STEPS_OF_OTHERS} steps without another batch of the loader"
+            self.refused = f"{words}: it keeps batches, as itertools.cycle does, or makes many steps of each"
             self._over(lambda: None)
         elif self._journal is not None:
             words = "its training went on with another loader before it was measured: measure that one alone"

@@ -176,8 +176,8 @@ WRONG_FLAGS = {
     "--crop-ratio -1 1": "--crop-ratio got -1",
     "--std 1 1 0": "--std .*above 0",
     # ImageNet's in levels, as other programs have them
-    "--mean 123.675 116.28 103.53": "--mean got .*RGB in .0, 1.",
-    "--std 58.395 57.12 57.375": "--std got .*RGB in .0, 1.",
+    "--mean 123.675 116.28 103.53": "--mean got .*divide",
+    "--std 58.395 57.12 57.375": "--std got .*divide",
     "--precision fp8": "--precision got 'fp8': .*bf16",
     "--data=": "--data got an empty value",
     f"{VIDEO} --val-crops 2": "--val-crops .*1 or 3",
@@ -209,6 +209,7 @@ WRONG_PRESETS = {
     "bach_size: 3": "unknown key 'bach_size'.*batch_size.*--help",
     "batch_size:": "--batch-size got None",
     "lr: .nan": "--lr got nan: .*finite",
+    "<<: {lr: 1}\n<<: {epochs: 2}\nbach_size: 3": "unknown key 'bach_size'",
     "lr: 0.1\nepochs: 5\nlr: 0.5": "key 'lr' is there twice",
     "batch-size: 8\nbatch_size: 16": "key 'batch_size' is there twice",
     "run: {seed: 1}": "unknown key 'run'",

@@ -306,7 +306,7 @@ def test_other_networks_are_layered_by_their_blocks(arch: str, layers: str) -> N
 
 
 def test_blocks_of_a_list_are_layers_wherever_it_lies() -> None:
-    """As transformers have them: the embedding is layer 0, the blocks of the encoder 1 to 3, the head 4."""
+    """The embedding is layer 0, the blocks of the encoder are 1 to 3, and the head is 4, as in transformers."""
 
     def block() -> nn.Module:
         return nn.ModuleDict({"norm": nn.LayerNorm(4), "up": nn.Linear(4, 4)})

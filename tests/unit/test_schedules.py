@@ -120,7 +120,7 @@ def test_a_warmup_longer_than_the_run_is_told(
     ("settings", "late"),
     [
         # iterations, as other programs count them
-        ({"lr_milestones": (8, 60_000)}, "60000"),
+        ({"lr_milestones": (8, 1_234_567)}, "1234567"),
         ({"lr_milestones": (8, 11.5)}, None),
         ({"lr_milestones": (12,)}, "12"),
         ({"lr_step_epochs": 7, "warmup_epochs": 5}, "12"),

@@ -568,7 +568,7 @@ def test_what_a_device_still_trains_is_no_gap_between_epochs_of_a_replay(
 def test_a_replay_that_begins_with_an_epochs_end_lets_it_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an epoch of five batches its own loader has given all."""
+    """The loader has given all five batches of the epoch by itself."""
     run = run_of(range(5), tmp_path, monkeypatch)
     again = itertools.repeat(batches.KeptBatch(t(64, 3), 64))
     run._phases = itertools.chain([phases.NEXT] * 5, again)
