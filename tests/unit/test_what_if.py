@@ -83,9 +83,10 @@ def test_launches_and_passes_over_memory() -> None:
     of = summary(rate=rate, ceiling=ceiling, hardware=GPU, stages={}, batch_size=10)
     of["graphs_off"] = "--graphs false"
     graphs = predicted(of, "--graphs true")
-    saved = 1 - what_if.CLOSER * 0.6
-    assert graphs["rate"] == pytest.approx(2500 / saved)
+    likely, most = (1 - share * 0.6 for share in (0.2, 0.4))
+    assert graphs["rate"] == pytest.approx(2500 / likely)
     assert graphs["low"] == pytest.approx(2500 * (1 - what_if.MODEL))
+    assert graphs["high"] == pytest.approx(2500 / most * (1 + what_if.MODEL))
     assert predicted(of, "--batch-size 20, another recipe")["rate"] == pytest.approx(
         2000
     )
