@@ -274,10 +274,19 @@ def _has_images(folder: Path) -> bool:
 def validates(files: Sequence[bytes], share: float, seed: int, fold: int = 0) -> Array:
     """Return bool [n]: whether a file validates, by its name below the data, `share`, `seed` and `fold` alone."""
     key = seed.to_bytes(16, "little")
-    drawn = [hashlib.blake2b(name, digest_size=8, key=key).digest() for name in files]
-    # below the first share of all numbers it is of fold 0, and so on
-    begins = np.uint64(fold * share * 2.0**64)
-    return np.frombuffer(b"".join(drawn), "<u8") - begins < np.uint64(share * 2.0**64)
+    digests = [hashlib.blake2b(name, digest_size=8, key=key).digest() for name in files]
+    drawn = np.frombuffer(b"".join(digests), "<u8")
+    # below the first share of all numbers it is of fold 0, and so on; the last fold has the rest, as of 3 x 0.333
+    begins, ends = (
+        np.uint64(min(one * share, 1 - 2**-53) * 2.0**64) for one in (fold, fold + 1)
+    )
+    is_last = fold > 0 and fold + 1 == _folds(share)
+    return (drawn >= begins) & ((drawn < ends) | is_last)
+
+
+def _folds(share: float) -> int:
+    """Return how many folds there are of a share; of 1 / 3 written as 0.333 there are three."""
+    return int(1 / share + 0.01)
 
 
 def parted(
@@ -295,8 +304,7 @@ def parted(
     own --val-share is not of, and for a `fold` (--val-fold) beyond the last.
     """
     columns = whole.columns
-    # of 1 / 3 written as 0.333 there are three
-    if fold >= (folds := int(1 / share + 0.01)):
+    if fold >= (folds := _folds(share)):
         raise UserError(
             f"--val-fold {fold}: --val-share {share:g} has the folds 0 to {folds - 1}"
         )

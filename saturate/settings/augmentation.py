@@ -112,13 +112,21 @@ class AugmentationSettings(Settings):
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched. Default: what the
     architecture's weights were made for, mostly center."""
     val_resize: Side | None = setting(
-        None, tasks=CLASSIFIERS, changes_rate=False, evaluation="checkpoint"
+        None,
+        tasks=CLASSIFIERS,
+        needs=("val_window", "center"),
+        changes_rate=False,
+        evaluation="checkpoint",
     )
     """Validation: length of the shorter side before the crop, pixels. Default: validation image size * 256 /
     224, rounded down, or what the --weights of that name were measured with; for --val-crops 3 the image
     size."""
     val_crop_share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = setting(
-        None, tasks=LABELLED_IMAGES, changes_rate=False, evaluation="checkpoint"
+        None,
+        tasks=LABELLED_IMAGES,
+        needs=("val_window", "center"),
+        changes_rate=False,
+        evaluation="checkpoint",
     )
     """Validation: share of the shorter side that the crop takes, in place of --val-resize, which is then the
     crop's side over it, rounded down. It is timm's --crop-pct."""

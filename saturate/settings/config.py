@@ -239,7 +239,8 @@ def _check_read(config: Config, before: Config) -> None:
             continue
         other, *values = facts.needs
         value = chosen[other]
-        if value in (*values, "auto") or (value and not values):
+        fits = value in (*values, "auto", None) if values else value
+        if fits:
             continue
         flag, needs = (word.replace("_", "-") for word in (name, other))
         wanted = f"--{needs} {' or '.join(values)}".strip()

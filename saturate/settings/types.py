@@ -28,8 +28,8 @@ class Facts:
     tasks: tuple[str, ...] = ()
     """Tasks that read it, beside those that name it themselves (TaskKind.also); () = all tasks."""
     needs: tuple[str, ...] = ()
-    """(setting, *values): read only where that setting has such a value or auto. (setting,): where it is given
-    and not 0."""
+    """(setting, *values): read only where that setting has such a value, or is auto or not given. (setting,): where it
+    is given and not 0."""
     changes_rate: bool = True
     """The rate of step or loader may depend on it: what was measured with another value does not hold."""
     resume: Literal["named", "free", "scanned", "located"] = "named"

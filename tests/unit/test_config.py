@@ -91,6 +91,8 @@ CHANGED = {
     "until": "--val-every 0 --until top1=0.5",
     "ema_warmup": "--ema 0 --ema-warmup true",
     "label_separator": "--label-separator |",
+    "val_resize": "--val-window stretch --val-resize 300",
+    "val_crop_share": "--val-window stretch --val-crop-share 0.9",
     "teacher_share": "--teacher-share 0.2",
     "teacher_temperature": "--teacher-temperature 3",
 }

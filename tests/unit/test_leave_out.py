@@ -127,7 +127,9 @@ def test_a_list_that_is_none(tmp_path: Path) -> None:
         assert said.startswith(f"--leave-out {path}: ")
 
 
-@pytest.mark.parametrize(("share", "folds"), [(0.2, 5), (0.25, 4), (0.333, 3)])
+@pytest.mark.parametrize(
+    ("share", "folds"), [(0.2, 5), (0.25, 4), (0.331, 3), (0.334, 3)]
+)
 def test_each_image_is_in_one_fold(share: float, folds: int, tmp_path: Path) -> None:
     names = [f"{label}/{at}.jpg" for label in "abc" for at in range(60)]
     root = fill(
@@ -140,11 +142,8 @@ def test_each_image_is_in_one_fold(share: float, folds: int, tmp_path: Path) -> 
         validated += (own := [*samples(splits["val"])])
         assert 0.5 * share < len(own) / len(names) < 1.6 * share
         assert {*own}.isdisjoint(samples(splits["train"]))
-    everything = {*names, "b/copy.jpg"}
-    assert len(validated) == len({*validated})
-    # of 0.333 a thousandth is in none
-    assert len(everything - {*validated}) <= 2 * (share == 0.333)
-    assert {*validated} <= everything
+    # once each, of 0.331 and 0.334 too
+    assert sorted(validated) == sorted([*names, "b/copy.jpg"])
     said = refused(lambda: opened(root, val_share=0.15, val_fold=2))
     assert "--val-fold 2: folds of --val-share 0.15 leave images out" in said
     said = refused(lambda: opened(root, val_share=share, val_fold=folds))
