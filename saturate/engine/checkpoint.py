@@ -627,16 +627,32 @@ class Resume:
         """Return where the run goes on."""
         return Progress(**self.content["progress"]) if self.content else Progress()
 
-    def progress_in(self, output: Path, world: ProcessWorld) -> Progress:
+    def progress_in(
+        self, output: Path, world: ProcessWorld, *, validates_anew: bool = False
+    ) -> Progress:
         """Return where the run goes on in the folder `output`. Where that has no best.pt, such as in another
-        folder than the checkpoint's, the best begins anew: else a run that stays below it never writes one.
+        folder than the checkpoint's, the best begins anew: else a run that stays below it never writes one. So
+        it does where the run `validates_anew`: figures of other data, or of other crops, are not comparable.
         """
         progress = self.progress
-        if not world.gather((output / "best.pt").is_file())[0]:
+        if validates_anew or not world.gather((output / "best.pt").is_file())[0]:
             progress = replace(
                 progress, best=Progress.best, best_epoch=-1, best_of="", stale=0
             )
         return progress
+
+    def validates_otherwise(
+        self, config: Mapping[str, Any], val_manifest: str
+    ) -> list[str]:
+        """Return what makes figures of this run's validations others than those of the checkpoint's: its data
+        (their fingerprint is `val_manifest`) and settings (`config` is of Config.flat()).
+        """
+        if not self.content:
+            return []
+        is_other = self.content.get("val_manifest", val_manifest) != val_manifest
+        defining = {name: config[name] for name in config if _defines_figures(name)}
+        settings = _differ(self.content.get("config", {}), defining)
+        return ["other files", *settings] if is_other else settings
 
     @property
     def resumed_at(self) -> int | None:
@@ -737,9 +753,10 @@ class Resume:
         config: Mapping[str, Any],
         ordering: str,
         samples_a_step: int,
+        val_manifest: str,
     ) -> None:
-        """Say what is not as in the checkpoint: settings (`config` is of Config.flat()), and the plan's
-        `ordering` and samples a step.
+        """Say what is not as in the checkpoint: settings (`config` is of Config.flat()), the plan's `ordering` and
+        samples a step, and the data that validate.
         """
         progress = self.progress
         if progress.step and not self.evaluate:
@@ -756,6 +773,12 @@ class Resume:
             report.warn(
                 f"--resume: a step had {counted(before, 'sample')} and has {samples_a_step} now, for the same learning "
                 f"rate: --global-batch-size {before} keeps them with any number of ranks"
+            )
+        anew = self.validates_otherwise(config, val_manifest)
+        if anew and not self.evaluate:
+            report.warn(
+                f"--resume: validations are not as in the checkpoint ({', '.join(anew)}), and figures cannot be "
+                "compared: best.pt and --patience begin anew"
             )
         begun = self.content.get("ordering", ordering)
         if begun != ordering and self.progress.consumed:
@@ -774,6 +797,15 @@ class Resume:
         if compared.get("loader") == "auto":  # keeps the checkpoint's
             del compared["loader"]
         return _differ(self.content.get("config", {}), compared)
+
+
+def _defines_figures(name: str) -> bool:
+    """Whether the figures of a validation depend on a setting, beside the network and the files."""
+    facts = FACTS_OF[name]
+    of_network = name in ("task", "arch", "precision")
+    return name == "tta" or (
+        facts.evaluation == "checkpoint" and not (facts.of_data or of_network)
+    )
 
 
 def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -72,6 +72,7 @@ class RunIdentity:
     arch: str
     classes: list[str]
     manifest: str  # fingerprint of the training data
+    val_manifest: str  # and of the data that validate
     precision: str
     ordering: str  # what the order of the samples depends on
     samples_a_step: int
@@ -82,6 +83,7 @@ class RunIdentity:
             "arch": self.arch,
             "classes": self.classes,
             "manifest": self.manifest,
+            "manifest of the validation": self.val_manifest,
             "precision": self.precision,
             "order of the samples": self.ordering,
             "samples a step": self.samples_a_step,
@@ -230,6 +232,7 @@ def build(
         arch=settings.arch,
         classes=list(columns.classes),
         manifest=columns.fingerprint,
+        val_manifest=splits["val"].columns.fingerprint,
         precision=settings.precision,
         ordering=plan.ordering,
         samples_a_step=plan.global_batch_size,

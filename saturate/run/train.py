@@ -221,7 +221,15 @@ def train(
             reporter,
             meter=meter,
             profiler_step=stack.enter_context(profile),
-            progress=resume.progress_in(output, world),
+            progress=resume.progress_in(
+                output,
+                world,
+                validates_anew=bool(
+                    resume.validates_otherwise(
+                        start.config.flat(), assembly.identity.val_manifest
+                    )
+                ),
+            ),
             checkpoints=checkpoints_of(
                 assembly, chosen, resume, trained, output, upload
             ),
@@ -383,6 +391,7 @@ def reporter_of(
         config=config.flat(),
         ordering=assembly.identity.ordering,
         samples_a_step=assembly.identity.samples_a_step,
+        val_manifest=assembly.identity.val_manifest,
     )
     return reporter
 

@@ -388,6 +388,31 @@ def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
             (written.parent / "best.pt").touch()
         at = resume.progress_in(written.parent, world)
         assert (at.best, at.best_epoch, at.stale, at.step) == expected
+    at = resume.progress_in(written.parent, world, validates_anew=True)
+    assert (at.best, at.best_epoch, at.stale, at.step) == (float("-inf"), -1, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "files", "told"),
+    [
+        ("--lr 2 --workers 3 --precision fp16", "v0", ""),
+        ("", "v1", "other files"),
+        ("--tta flip", "v0", "tta none -> flip"),
+        ("--val-crop-share 0.9", "v1", "other files, val_crop_share None -> 0.9"),
+    ],
+)
+def test_figures_of_other_validations_are_not_compared(
+    flags: str, files: str, told: str
+) -> None:
+    before = {"config": parse([]).flat(), "progress": asdict(Progress())}
+    resume = Resume(content={**before, "val_manifest": "v0"})
+    now = parse(flags.split()).flat()
+    assert ", ".join(resume.validates_otherwise(now, files)) == told
+    report = MagicMock()
+    resume.tell(report, config=now, ordering="x", samples_a_step=1, val_manifest=files)
+    warned = [call.args[0] for call in report.warn.call_args_list]
+    assert [f"({told})" in line for line in warned] == [True] * bool(told)
+    assert not Resume(content=before).validates_otherwise(parse([]).flat(), "v1")
 
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:
@@ -420,21 +445,22 @@ def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
     words = "--lr 0.1 --crop-scale 0.1 1 --workers 2 --output a"
     before = parse(words.split()).flat()
     words = "--lr 1 --crop-scale 0.2 1 --workers 3 --output b --steps 9 --seed 1"
-    now = parse([*words.split(), "--exif", "shown"]).flat()
+    now = parse([*words.split(), "--leave-out", "list.csv"]).flat()
     report = MagicMock()
+    alike = {"ordering": "one", "samples_a_step": 8, "val_manifest": "v"}
     content = {"config": before, "progress": asdict(Progress()), "samples_a_step": 8}
     resume = Resume(content=content)
-    resume.tell(report, config=now, ordering="one", samples_a_step=8)
+    resume.tell(report, config=now, **alike)
     report.warn.assert_not_called()
-    resume.tell(report, config=now, ordering="one", samples_a_step=16)
+    resume.tell(report, config=now, **alike | {"samples_a_step": 16})
     assert "--global-batch-size 8 " in report.warn.call_args.args[0]
     (told,) = report.info.call_args.args
-    others = "lr 0.1 -> 1.0", "seed 0 -> 1", "exif stored -> shown"
+    others = "lr 0.1 -> 1.0", "seed 0 -> 1", "leave_out None -> list.csv"
     for each in (*others, "crop_scale [0.1, 1.0] -> [0.2, 1.0]"):
         assert each in told
     assert told.count("->") == 4
     content |= {"config": now, "progress": asdict(Progress(step=7, epoch=2))}
-    resume.tell(report, config=now, ordering="one", samples_a_step=8)
+    resume.tell(report, config=now, **alike)
     assert "goes on in epoch 3, at step 7" in report.info.call_args.args[0]
     assert Resume(content={"config": now}).changed(now) == []
     assert Resume().changed(now) == [], "a checkpoint that does not say"
