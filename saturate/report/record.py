@@ -513,7 +513,7 @@ class Record:
                     if name not in NO_FIGURES
                 }
                 self.validations.append((point.get("epoch"), figures))
-            if step == resume_step and kind != "attempt":
+            if step == resume_step and kind not in ("attempt", "end"):
                 self._recorded.add((kind, step))
         after = b"".join(lines)
         if after != before:

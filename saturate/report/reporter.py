@@ -6,6 +6,7 @@ figure came about.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections import defaultdict
@@ -73,6 +74,11 @@ SAID = 5
 """Samples that could not be decoded, of one check, that are said by name."""
 
 
+def _ran_s(spent: Mapping[str, float]) -> float:
+    """Return the seconds of all attempts to run, without those between them."""
+    return sum(spent.values()) - spent.get("down", 0.0)
+
+
 class Reporter:
     """Receives points, windows, validations and ceilings from engine/loop.py, and writes the summary at the end.
 
@@ -131,8 +137,8 @@ class Reporter:
         ).start()
         # of the part of the run before this one
         self._earlier = (self._record.earlier_summary() if resumed_at else None) or {}
-        self._earlier_kwh = look_up(self._earlier, "energy.run_kwh") or 0.0
         self._energy_before_j = self._sampler.energy_j()
+        self._energy = (-math.inf, self._energy_before_j)  # when it was read, and what
         self._rate_unit = description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
         self._bar: Bar | None = None  # of the epoch
@@ -173,9 +179,21 @@ class Reporter:
         self._spent_before = summary.spent_before(
             self._record.spent, self._resumed_at, began_s
         )
+        # what all of them have used, those too that were killed; an earlier version has told the seconds alone
+        last = self._record.spent[-1][1] if self._record.spent else {}
+        kwh = look_up(self._earlier, "energy.run_kwh") or 0.0
+        self._earlier_j: float = last.get("joules", kwh * 3.6e6)
+        self._earlier_s = _ran_s(self._spent_before)
+        of_all = self._world.size * self._earlier_s
+        self._earlier_gpu_s: float = last.get("gpu_s", of_all)
         # seconds of this attempt
         self._spent_in = {"steps": 0.0, "waiting": 0.0}
-        spent = {"at": began_s, "seconds": self._spent_before}
+        spent = {
+            "at": began_s,
+            "seconds": self._spent_before,
+            "gpu_s": self._earlier_gpu_s,
+            "joules": self._earlier_j,
+        }
         self._record.point("attempt", self._resumed_at, {"spent": spent})
 
     def _begin(self) -> None:
@@ -291,7 +309,7 @@ class Reporter:
             **state,
             "ms": phases,
             "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in timed},
-            "spent": {"at": time.time(), "seconds": self._spent()},
+            "spent": self._used(),
         }
         self._record.point("train", step, line)
         parts = {f"loss/{name}": mean for name, mean in sorted(means.items())}
@@ -515,11 +533,12 @@ class Reporter:
         kwh = None
         if None not in joules:
             # of this part, which goes on as it has begun
-            part = sum(joules) / 3.6e6 - self._earlier_kwh
-            kwh = self._earlier_kwh + part * (1 + more_s / self._timeline.passed_s())
+            part = sum(joules) - self._earlier_j
+            goes_on = 1 + more_s / self._timeline.passed_s()
+            kwh = (self._earlier_j + part * goes_on) / 3.6e6
         duration_s += more_s
         price = self._description["settings"].get("gpu_price")
-        dollars = price and price * self._world.size * duration_s / 3600
+        dollars = price and price * self._gpu_s(duration_s) / 3600
         return {"duration_s": duration_s, "kwh": kwh, "dollars": dollars}
 
     def failed(self, split: str, names: Sequence[str]) -> None:
@@ -541,10 +560,33 @@ class Reporter:
             spent[part] += seconds
         return spent
 
+    def _gpu_s(self, duration_s: float) -> float:
+        """Return the seconds of all attempts to run, together `duration_s`, times the ranks that each had."""
+        return self._earlier_gpu_s + self._world.size * (duration_s - self._earlier_s)
+
+    def _used(self, joules: float | None = None) -> dict[str, Any]:
+        """Return what all attempts so far have used, as a line of metrics.jsonl keeps it for the next one.
+
+        Without the `joules` of all ranks they are reckoned by this one's, read once a second at most.
+        """
+        if joules is None:
+            read_at, now = self._energy
+            if time.monotonic() - read_at > 1:
+                now = self._sampler.energy_j()
+                self._energy = (time.monotonic(), now)
+            own = (now or 0.0) - (self._energy_before_j or 0.0)
+            joules = self._earlier_j + self._world.size * own
+        spent = self._spent()
+        return {
+            "at": time.time(),
+            "seconds": spent,
+            "gpu_s": self._gpu_s(_ran_s(spent)),
+            "joules": joules,
+        }
+
     def _duration_s(self) -> float:
         """Return the seconds of all attempts to run so far, without those between them."""
-        spent = self._spent()
-        return sum(spent.values()) - spent.get("down", 0.0)
+        return _ran_s(self._spent())
 
     # -- the end ---------------------------------------------------------------
 
@@ -585,6 +627,8 @@ class Reporter:
         if values is None:
             values = self._summary(trained, loader)
         self._record.summary(values)
+        kwh = look_up(values, "energy.run_kwh")
+        self._record.point("end", step, {"spent": self._used(kwh and kwh * 3.6e6)})
         self._settings(values)
         if self._record.enabled:
             folder = self._record.folder
@@ -693,14 +737,13 @@ class Reporter:
         return facts.of_run(own, self._world)
 
     def _joules(self) -> float | None:
-        """Return what this rank's GPU has used since the run began, of rank 0 with what all have used in the part
+        """Return what this rank's GPU has used since the run began, of rank 0 with what all have used in the parts
         before; None where it does not count.
         """
         now = self._sampler.energy_j()
         if now is None or self._energy_before_j is None:
             return None
-        before = self._earlier_kwh * 3.6e6 if self._world.rank == 0 else 0.0
-        return now - self._energy_before_j + before
+        return now - self._energy_before_j + self._earlier_j
 
     def _of_earlier_part(self, trained: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the summary of a run that was over before: its rates are of the part that trained."""

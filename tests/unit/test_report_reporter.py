@@ -23,6 +23,7 @@ from saturate.report.hardware import Sampler
 from saturate.report.meter import Meter
 from saturate.report.record import Record
 from saturate.report.reporter import Reporter
+from saturate.system.timeline import Timeline
 from saturate.tasks.classification import KIND
 from tests.unit.test_report_tensorboard import read
 
@@ -438,3 +439,38 @@ def test_what_a_figure_has_taken_is_told(tmp_path: Path) -> None:
     assert reached["dollars"] == pytest.approx(reached["duration_s"])
     assert 0 < reached["duration_s"] <= summary["duration_s"]
     assert "reached top1=0.5 after epoch 5, " in told.stream.getvalue()
+
+
+def test_attempts_that_were_killed_have_cost_what_they_have_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs for 100 s, killed; one for 50 s, killed before it saves; one for 30 s and
+    one for 10 s, which are stopped. Each takes 1,000 W and costs a dollar a second.
+    """
+    clock = {"passed": 0.0}
+    monkeypatch.setattr(Sampler, "energy_j", lambda _: 1000.0 * clock["passed"])
+    monkeypatch.setattr(Timeline, "passed_s", lambda _: clock["passed"])
+    used: list[tuple[float, float]] = []
+    parts = [(2, 100.0, False), (1, 50.0, False), (1, 30.0, True), (1, 10.0, True)]
+    for number, (gpus, seconds, ends) in enumerate(parts):
+        clock["passed"] = 0.0
+        told = Told(
+            tmp_path, resumed_at=3 if number else None, settings={"gpu_price": 3600.0}
+        )
+        told.world.size = gpus
+        clock["passed"] = seconds
+        point = {"step": 3 + (number == 1), "lr": 0.1, "loss": 1.0}
+        told.reporter.train(
+            [point | {"grad_norm": 1.0, "loss_scale": 1.0}],
+            progress={"epoch": 0, "consumed": 8},
+            skipped_steps=0,
+            phases={},
+            steps=[],
+        )
+        if ends:
+            told.reporter.reached("top1=0.5", 0)
+            reached = told.finish(finished=False)["reached"]
+            used.append((reached["kwh"] * 3600, reached["dollars"]))
+        told.reporter.close()
+    by_hand = [2 * 100 + 50 + 30, 2 * 100 + 50 + 30 + 10]
+    assert used == [pytest.approx((one, one)) for one in by_hand]
