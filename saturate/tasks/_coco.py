@@ -117,9 +117,15 @@ class Scores:
 
 
 def score(
-    columns: Instances, entries: list[dict[str, Any]], *, kind: str, evaluator: str
+    columns: Instances,
+    entries: list[dict[str, Any]],
+    *,
+    samples: Sequence[int],
+    kind: str,
+    evaluator: str,
 ) -> Scores:
-    """Return the scores of a results file's entries, of one kind, against all images of `columns`.
+    """Return the scores of a results file's entries, of one kind, against the `samples` of `columns` alone: nobody has
+    looked for the objects of an image that could not be decoded.
 
     What evaluators print is caught. They add fields to the entries.
     """
@@ -137,6 +143,8 @@ def score(
         if entries:  # of none pycocotools raises IndexError
             results = truth.loadRes(entries)
         run = COCOeval(truth, results, KINDS[kind])
+        if samples:  # of none evaluators raise KeyError
+            run.params.imgIds = np.sort(columns.image_id[[*samples]]).tolist()
         keypoints = columns.keypoints.shape[1]
         if kind == "keypoints" and keypoints != PERSON_KEYPOINTS:
             run.params.kpt_oks_sigmas = np.full(keypoints, SIGMA)

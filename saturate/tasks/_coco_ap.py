@@ -106,7 +106,7 @@ class CocoAP:
         from saturate.tasks import _plots  # noqa: F401
 
         counts = {"samples": len(decoded), "outputs_not_finite": len(not_finite)}
-        return Beside(lambda: self._scored(detections, counts))
+        return Beside(lambda: self._scored(detections, decoded, counts))
 
     def _of_all(self, world: World) -> tuple[Detections, list[int], set[int]]:
         """Return what all ranks have: detections by image, the samples, and those whose output is no number."""
@@ -121,7 +121,9 @@ class CocoAP:
             )
         return Detections.joined(parts), everyone, lost
 
-    def _scored(self, detections: Detections, counts: dict[str, int]) -> dict[str, Any]:
+    def _scored(
+        self, detections: Detections, decoded: list[int], counts: dict[str, int]
+    ) -> dict[str, Any]:
         """Return the figures, and as `extras` results files, AP by class, and pictures."""
         from saturate.tasks import _plots
 
@@ -134,7 +136,13 @@ class CocoAP:
             prefix = _coco.PREFIXES[kind]
             entries = _results.entries(detections, kind)
             files[_results.file_name(kind)] = _results.encoded(entries)
-            scores = _coco.score(columns, entries, kind=kind, evaluator=self._evaluator)
+            scores = _coco.score(
+                columns,
+                entries,
+                samples=decoded,
+                kind=kind,
+                evaluator=self._evaluator,
+            )
             figures |= scores.figures()
             for category, value in scores.by_category().items():
                 scalars[f"val_{prefix}ap/{names[category]}"] = value

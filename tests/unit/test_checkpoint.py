@@ -447,7 +447,11 @@ def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
     words = "--lr 1 --crop-scale 0.2 1 --workers 3 --output b --steps 9 --seed 1"
     now = parse([*words.split(), "--leave-out", "list.csv"]).flat()
     report = MagicMock()
-    alike: dict[str, Any] = {"ordering": "one", "samples_a_step": 8, "val_manifest": "v"}
+    alike: dict[str, Any] = {
+        "ordering": "one",
+        "samples_a_step": 8,
+        "val_manifest": "v",
+    }
     content = {"config": before, "progress": asdict(Progress()), "samples_a_step": 8}
     resume = Resume(content=content)
     resume.tell(report, config=now, **alike)

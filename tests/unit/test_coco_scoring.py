@@ -39,11 +39,16 @@ class Set:
     root: Path
     columns: dict[str, Any]  # of each kind
 
-    def by_hand(self, found: Detections, kind: str) -> Any:
-        """The figures that pycocotools makes of the annotation file and a results file."""
+    def by_hand(self, found: Detections, kind: str, left_out: Any = ()) -> Any:
+        """The figures that pycocotools makes of the annotation file, less images `left_out`, and a results file."""
         which = "person_keypoints" if kind == "keypoints" else "instances"
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(str(self.root / "annotations" / f"{which}_val2017.json"))
+            for images, key in (("images", "id"), ("annotations", "image_id")):
+                truth.dataset[images] = [
+                    one for one in truth.dataset[images] if one[key] not in left_out
+                ]
+            truth.createIndex()
             run = COCOeval(
                 truth,
                 truth.loadRes(json.loads(written(found, kind))),
@@ -107,10 +112,17 @@ def guesses(columns: Any, kind: str, *, seed: int, digits: int = 1) -> Detection
 
 
 def scored(
-    columns: Any, found: Detections, kind: str, evaluator: str = "faster-coco-eval"
+    columns: Any,
+    found: Detections,
+    kind: str,
+    evaluator: str = "faster-coco-eval",
+    left_out: Any = (),
 ) -> Scores:
     entries = _results.entries(found, kind)
-    return _coco.score(columns, entries, kind=kind, evaluator=evaluator)
+    samples = np.flatnonzero(~np.isin(columns.image_id, left_out))
+    return _coco.score(
+        columns, entries, samples=samples.tolist(), kind=kind, evaluator=evaluator
+    )
 
 
 def written(found: Detections, kind: str) -> bytes:
@@ -131,6 +143,22 @@ def test_figures_are_those_of_the_files(drawn: Set, kind: str, evaluator: str) -
     assert mean == pytest.approx(figures[STATS[kind][0]])
     there = {name: value for name, value in wanted.items() if value > -1}
     assert figures == pytest.approx(there, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_that_cannot_be_decoded_is_in_no_figure(
+    drawn: Set, kind: str, evaluator: str
+) -> None:
+    columns = drawn.columns[kind]
+    left_out = columns.image_id[::3]
+    found = guesses(columns, kind, seed=2)
+    found = found.taken(np.flatnonzero(~np.isin(found.image_ids, left_out)))
+    wanted = drawn.by_hand(found, kind, {*left_out.tolist()})
+    figures = scored(columns, found, kind, evaluator, left_out).figures()
+    assert figures[STATS[kind][0]] == pytest.approx(wanted[0], rel=0, abs=1e-12)
+    missed = scored(columns, found, kind, evaluator).figures()
+    assert missed[STATS[kind][0]] < figures[STATS[kind][0]]
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)

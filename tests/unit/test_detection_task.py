@@ -256,7 +256,8 @@ def test_what_was_not_decoded_is_not_detected(columns: Columns) -> None:
     rows = plan_of(columns, batch_size=COCO_IMAGES).rows(0, 0)[0]
     lost = int(np.argmax(np.diff(columns.annotation_offsets)[rows.ids]))
     result = measured(task, (seen_in(columns, rows), batch_of(task, rows, lost=[lost])))
-    assert result["samples"] == COCO_IMAGES - 1 and result["ap"] < 1
+    # all that could be seen was found
+    assert result["samples"] == COCO_IMAGES - 1 and result["ap"] == 1
     images = {
         one["image_id"]
         for one in json.loads(result["extras"]["files"]["detections.json"])
