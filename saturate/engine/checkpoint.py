@@ -644,10 +644,10 @@ class Resume:
     def validates_otherwise(
         self, config: Mapping[str, Any], val_manifest: str
     ) -> list[str]:
-        """Return what makes figures of this run's validations others than those of the checkpoint's: its data
-        (their fingerprint is `val_manifest`) and settings (`config` is of Config.flat()).
+        """Return what makes figures of this run's validations others than the checkpoint's best one: the data (their
+        fingerprint is `val_manifest`) and settings (`config` is of Config.flat()).
         """
-        if not self.content:
+        if not self.content or self.progress.best_epoch < 0:
             return []
         is_other = self.content.get("val_manifest", val_manifest) != val_manifest
         defining = {name: config[name] for name in config if _defines_figures(name)}

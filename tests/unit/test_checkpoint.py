@@ -404,7 +404,7 @@ def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
 def test_figures_of_other_validations_are_not_compared(
     flags: str, files: str, told: str
 ) -> None:
-    before = {"config": parse([]).flat(), "progress": asdict(Progress())}
+    before = {"config": parse([]).flat(), "progress": asdict(Progress(best_epoch=0))}
     resume = Resume(content={**before, "val_manifest": "v0"})
     now = parse(flags.split()).flat()
     assert ", ".join(resume.validates_otherwise(now, files)) == told
@@ -413,6 +413,8 @@ def test_figures_of_other_validations_are_not_compared(
     warned = [call.args[0] for call in report.warn.call_args_list]
     assert [f"({told})" in line for line in warned] == [True] * bool(told)
     assert not Resume(content=before).validates_otherwise(parse([]).flat(), "v1")
+    never = {**before, "progress": asdict(Progress()), "val_manifest": "v0"}
+    assert not Resume(content=never).validates_otherwise(now, "v1")
 
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:
