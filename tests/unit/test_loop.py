@@ -15,7 +15,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from saturate.contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
@@ -28,7 +27,6 @@ from saturate.engine.loop import Training
 from saturate.engine.validation import Target, Validation
 from saturate.settings.optimisation import Optimisation
 from saturate.settings.run import Run
-from tests.unit.test_report_reporter import Told
 
 SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
 
@@ -188,37 +186,6 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
     weight, progress = toy.kept("last.pt")
     assert (weight, progress["epoch"], progress["consumed"]) == (2 * STEPS, 2, 0)
     assert [later.waited for later in toy.later] == [0, 1]
-
-
-def test_a_validation_takes_as_long_as_its_loader_opens_and_closes(
-    tmp_path: Path,
-) -> None:
-    toy = Toy(tmp_path, 1, 0.25)
-    validation = toy.training.validation
-    at_once = validation.open_loader
-    assert at_once is not None
-
-    def slow() -> Any:
-        time.sleep(0.3)
-        loader: Any = at_once()
-        loader.__exit__.side_effect = lambda *_: time.sleep(0.2)
-        return loader
-
-    validation.open_loader = slow
-    assert toy.training.fit()
-    (result,), _ = toy.report.validated.call_args
-    assert 0.5 <= result["seconds"]["loader"] < 1.5 and result["seconds"]["pass"] < 0.3
-
-
-@pytest.mark.parametrize(("step", "warnings"), [(0, 1), (2, 0)])
-def test_a_run_that_is_over_has_no_warm_up_to_warn_of(
-    step: int, warnings: int, tmp_path: Path
-) -> None:
-    toy = Toy(tmp_path, 1, val_every=0)
-    toy.training.optimisation = Optimisation(epochs=1, steps=2, warmup_epochs=1)
-    toy.training.progress = Progress(step=step, consumed=step * BATCH)
-    assert toy.training.fit()
-    assert toy.report.warn.call_count == warnings
 
 
 def test_figures_that_come_with_the_last_step_are_told_soon(tmp_path: Path) -> None:
@@ -398,9 +365,14 @@ def spoil(toy: Toy, what: str) -> None:
         optimizer.state = {weight: {"step": 6, **state}}
 
 
-@pytest.mark.parametrize("snapshots", [False, True])
 @pytest.mark.parametrize(
-    "what", ["weight", "running_var", "module.weight (--ema)", "exp_avg_sq of weight"]
+    ("what", "snapshots"),
+    [
+        ("weight", True),
+        ("running_var", False),
+        ("module.weight (--ema)", False),
+        ("exp_avg_sq of weight", False),
+    ],
 )
 def test_what_is_not_finite_behind_a_finite_loss_is_never_saved(
     what: str, snapshots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -545,38 +517,6 @@ def test_a_validation_and_the_wait_for_its_figures_are_a_pause(
     toy.report.validated.side_effect = lambda *_, **__: settled.extend(under_way)
     assert toy.training.fit()
     assert settled == ["validation"] * 2
-
-
-@pytest.mark.parametrize(
-    ("of_network", "of_average", "drawn"),
-    [
-        # the grey of the better one: also where it is no better than what best.pt has
-        ((0.5, 0.4), (0.75, 0.7), [200, 200]),
-        ((0.75, 0.7), (0.5, 0.4), [40, 40]),
-        ((0.5, 0.7), (0.75, 0.6), [200, 40]),
-    ],
-)
-def test_val_batch_is_of_the_weights_that_best_pt_is_chosen_by(
-    of_network: Any, of_average: Any, drawn: list[int], tmp_path: Path
-) -> None:
-    both = [each for pair in zip(of_network, of_average, strict=True) for each in pair]
-    toy = Toy(tmp_path, 2, *both)
-    toy.training.step.ema = MagicMock(**{"state_dict.return_value": {}})
-    for place, slow in enumerate(toy.later):
-        slow.images["val/predictions"] = np.full(
-            (1, 8, 8, 3), (40, 200)[place % 2], np.uint8
-        )
-    told = Told(tmp_path, task=MagicMock(figures=[Figure(name="ap")]))
-    found = []
-
-    def validated(*result: Any, **more: Any) -> None:
-        told.reporter.validated(*result, **more)
-        found.append(int(np.asarray(Image.open(tmp_path / "val_batch.jpg")).mean()))
-
-    toy.report.validated.side_effect = validated
-    assert toy.training.fit()
-    told.reporter.close()
-    assert found == drawn
 
 
 @pytest.mark.parametrize(
