@@ -456,6 +456,14 @@ def test_a_slow_storage_is_waited_for_even_in_a_hurry(
     assert remote.apart(partial(Silent(slowly).ask, hurry)) == b"x" * 9
 
 
+def test_bytes_that_come_are_counted() -> None:
+    before = remote._moved()
+    sends = Silent(lambda end: end.sendall(bytes(1 << 16)))
+    with socket.create_connection(sends.listener.getsockname()) as end:
+        end.recv(1 << 16, socket.MSG_WAITALL)
+        assert remote._moved() >= before + (1 << 16)
+
+
 def test_a_silent_storage_is_given_up_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

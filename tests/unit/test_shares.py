@@ -144,3 +144,14 @@ def test_folders_named_as_splits_are_no_classes(
     assert re.search(said, told)
     if not told:
         opened(root, share)
+
+
+def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos", 60)
+    fill(
+        root, {f"class {number}/one.jpg": JPEG + b"%d" % number for number in range(30)}
+    )
+    _, said, _ = opened(root, 0.2)
+    assert "(of a class 0.0% to 100.0%)" in " ".join(said)
+    (line,) = [line for line in said if "no image in val" in line]
+    assert re.search(r"of class class \d+, .* and \d+ more$", line)
