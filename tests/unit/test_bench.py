@@ -189,6 +189,24 @@ def test_repeats_are_processes_in_turns(
 # --- flags ------------------------------------------------------------------------------------------------------
 
 
+def test_without_a_figure_it_failed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (good,) = ran(tmp_path, "good")
+    monkeypatch.setattr(bench, "suite_of", lambda _: suite())
+    for statuses, code in (("short", 1), ("ok oom", 0), ("ok failed", 1)):
+        rows = [
+            good | {"point": {"name": status, "size": 8}, "status": status}
+            for status in statuses.split()
+        ]
+        monkeypatch.setattr(bench, "run", lambda *_, rows=rows: rows)
+        assert bench.main(["fake", "--output", str(tmp_path)]) == code
+        said = "bench: no point has a figure" in capsys.readouterr().err
+        assert said == ("ok" not in statuses)
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -214,3 +232,10 @@ def test_mistakes_are_said_in_a_line_before_anything_is_made(
     told = capsys.readouterr().err
     assert said in told and told.startswith("bench: ") and told.count("\n") == 1
     assert not [*tmp_path.rglob("out")]
+
+
+def test_more_ranks_than_gpus() -> None:
+    """On a CPU any number runs."""
+    with pytest.raises(UserError, match="--gpus 4: each rank needs a GPU"):
+        _suite.require_gpus((1, 4), 2)
+    _suite.require_gpus((1, 4), 0)

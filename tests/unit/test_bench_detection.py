@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks import link_set
 from benchmarks.baselines import detection as baseline
 
 pytest.importorskip("pycocotools", reason="pycocotools is not installed")
@@ -56,3 +57,26 @@ def test_batches_are_of_one_shape(coco: Path) -> None:
     assert all(len({image.shape for image in images}) == 1 for images in found)
     with pytest.raises(ValueError, match="a smaller --batch-size"):
         next(baseline.batches(baseline.loader(coco, 8, 0), torch.device("cpu")))
+
+
+def test_links_have_the_annotations_of_their_image(
+    coco: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    made = tmp_path_factory.mktemp("links") / "made"
+    assert link_set.main([str(coco), str(made), "--count", "20"]) == 0
+    told = json.loads((made / "annotations" / "instances_train2017.json").read_text())
+    for key, count in (("images", 20), ("annotations", 60)):
+        assert len({one["id"] for one in told[key]}) == len(told[key]) == count
+    assert told["categories"] == [{"id": 90, "name": "x"}]
+    files = {path.name for path in (made / "train2017").iterdir()}
+    assert {image["file_name"] for image in told["images"]} == files
+    crowds = 0
+    for image in told["images"]:
+        real = int(Path(image["file_name"]).stem.rpartition("-")[2])
+        link = made / "train2017" / image["file_name"]
+        assert link.samefile(coco / "train2017" / f"{real}.png")
+        its = [one for one in told["annotations"] if one["image_id"] == image["id"]]
+        assert {one["iscrowd"] for one in its} == {int(real == 7)}
+        crowds += real == 7
+    assert len(baseline.Coco(made)) == 20 - crowds
