@@ -252,3 +252,8 @@ def test_clips_by_hand_have_the_frames_that_were_asked_for(
 
 
 # --- links --------------------------------------------------------------------------------------------------
+
+
+def test_frames_show_their_numbers(videos: Path) -> None:
+    frames = pytorch.pyav_clip(str(videos / "train/video/0003.mp4"), 24, 1, 0.0)
+    assert [video_set.number_of(frame) for frame in frames] == [*range(24)]
