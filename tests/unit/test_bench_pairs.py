@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import pairs
 
@@ -58,3 +59,21 @@ def test_each_slowed_run_is_told_beside_each_other_one(
     # 0.5 % is no loss that a pair can show
     assert pairs.main([*words.split(), "--loss", "0.005"]) == 1
     capsys.readouterr()
+
+
+def test_a_network_that_waits_gives_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = torch.nn.Linear(3, 2)
+    images = torch.ones(4, 3)
+    plain(images).sum().backward()
+    expected = plain.weight.grad
+    assert expected is not None
+    waited: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(pairs.time, "sleep", waited.append)
+    for of in ("", *pairs.PASSES):
+        plain.zero_grad()
+        pairs.Waits(plain, of, 5.0)(images).sum().backward()
+        torch.testing.assert_close(plain.weight.grad, expected, rtol=0, atol=0)
+    assert waited == [0.005, 0.005]

@@ -164,6 +164,19 @@ def test_a_neighbour_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         psutil.wait_procs({*psutil.Process().children()} - before, timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"epochs": 6}, "--epochs less --warm-epochs is 2"),
+        ({"numbered": True}, "--numbered: --task video"),
+    ],
+)
+def test_mistakes(data: Path, changes: dict[str, Any], said: str) -> None:
+    settings = Soak(data=data, loaders=("synthetic",), **changes)
+    with pytest.raises(UserError, match=said):
+        soak.points(settings)
+
+
 @pytest.mark.usefixtures("prompt_ran")
 def test_a_short_soak_ends_as_a_table(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
