@@ -244,15 +244,6 @@ def test_a_confusion_tells_right_from_wrong_by_its_colours() -> None:
         (cells[1][1], blue, 1.0),
     ):
         assert np.abs(found - (255 - share * (255 - full))).max() <= 1
-    # two lines in a cell, number and share, and one where there is none
-    lines = []
-    for row, at in ((0, 1), (1, 0)):
-        cell = pixels[
-            210 + 450 * row : 640 + 450 * row, 210 + 450 * at : 640 + 450 * at
-        ]
-        inked = (cell.max(axis=2) < 80).any(axis=1)
-        lines.append(int(np.count_nonzero(np.diff(inked.astype(int)) == 1)))
-    assert lines == [2, 1]
 
 
 def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
