@@ -94,6 +94,13 @@ def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
     assert measured((tuple(heads), batch)) == measured((heads[0], batch))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("classes", [2, 5, 6])
+def test_top_5_is_of_more_than_five_classes(classes: int) -> None:
+    logits, labels, valid = random(20, classes)
+    found = measured((logits, batch_of(labels, valid)))
+    assert ("top5" in found) == (classes > 5), "else it is 1 whatever is said"
+
+
 def test_losses_that_are_no_number_are_left_out_and_huge_ones_cut() -> None:
     logits = torch.zeros(6, 3)
     logits[1], logits[2, 0] = math.nan, -math.inf
