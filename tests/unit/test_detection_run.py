@@ -157,6 +157,28 @@ def test_masks_and_key_points_are_drawn_where_the_network_finds_them(
     assert inked(picture, 1)[50, 60] and not inked(picture, 1)[50, 10]
 
 
+def test_truth_has_the_masks_of_the_file(columns: Columns, coco_root: Path) -> None:
+    """Masks of polygons and of run lengths are those that pycocotools draws of the annotation file."""
+    told = document(coco_root, "val2017")["annotations"]
+    by_id = {one["id"]: one for one in told}
+    seen = set()
+    for sample in range(4):
+        size = int(columns.height[sample]), int(columns.width[sample])
+        own = columns.annotations(sample)
+        marks = [*_plots._true(columns, found_in(columns, masks=[]), sample)]
+        for mark, number in zip(
+            marks, columns.annotation_id[own].tolist(), strict=True
+        ):
+            one = by_id[number]["segmentation"]
+            runs = mask_coder.frPyObjects(one, *size)
+            expected = mask_coder.decode(runs)
+            if isinstance(one, list):
+                expected = expected.max(axis=2)
+            assert (mark.mask == expected).all() and expected.any()
+            seen.add(type(one))
+    assert seen == {list, dict}
+
+
 def test_images_in_which_nothing_is_found_are_named(columns: Columns) -> None:
     """Those below the threshold; not those that were not decoded."""
     task = Detection(columns, training=False, source=Folder(columns), scored=False)
