@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from saturate.__main__ import COMMANDS, main, usage
 from saturate.contracts import UserError
 from saturate.settings import help
 from saturate.settings.config import GROUP_OF, parse
@@ -56,6 +57,19 @@ def test_every_setting_is_explained_before_torch_is_imported() -> None:
     assert max(map(len, told.stdout.splitlines())) <= 80
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
     assert "saturate.settings.config" in imported and "torch" not in imported
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"train", "predict"}))
+def test_the_help_of_a_program_fits_80_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["saturate", name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "--help" in said
+    assert max(map(len, [*said.splitlines(), *usage().splitlines()])) <= 80
 
 
 def test_flags_that_are_named_are_there() -> None:

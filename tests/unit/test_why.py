@@ -425,6 +425,14 @@ def test_a_stage_is_idle_where_no_core_works_on_it(
     assert hooks._idle() == {"dataset": 6, "decode": 0}
 
 
+def test_the_wait_for_a_core_is_that_of_linux() -> None:
+    file = Path("/proc/thread-self/schedstat")
+    if not file.exists():
+        pytest.skip("Linux tells no thread's wait for a core here")
+    before = int(file.read_text().split()[1])
+    assert before <= hooks._delayed() <= int(file.read_text().split()[1])
+
+
 @pytest.mark.parametrize("module", hooks.HOOKS)
 def test_what_is_wrapped_is_there(module: str) -> None:
     """Another version of a library may have it by another name."""

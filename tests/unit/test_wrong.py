@@ -304,6 +304,20 @@ UNDERFLOWN = torch.tensor(
 """All probabilities but one of a row are 0 once they are rounded to float32."""
 
 
+def test_fonts_of_the_machine_are_plain_ones_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("wqy-zenhei.ttc", "NotoSansCJK-Bold.ttc", "x.ttf", "msyh.ttc"):
+        (tmp_path / name).touch()
+    best = tmp_path / "deep" / "Noto Sans CJK-Regular.ttc"
+    best.parent.mkdir()
+    best.touch()
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path), str(tmp_path / "gone")))
+    names = [Path(file).name for file in fonts.others.__wrapped__()]
+    assert names == [best.name, "wqy-zenhei.ttc", "msyh.ttc"]
+    assert fonts.lacking("a", str(best)) == 1, "what is no font draws nothing"
+
+
 @pytest.mark.parametrize("kind", ["images", "sets"])
 @pytest.mark.parametrize(("logits", "binary"), [(SATURATED, True), (UNDERFLOWN, False)])
 def test_answers_are_in_the_order_of_logits(
