@@ -53,6 +53,13 @@ def test_failures() -> None:
     assert lost(best) < min(lost(best / 2), lost(best * 2))
 
 
+@pytest.mark.parametrize("flags", ["--ranks 0", "--step-ms -1", "--storage-gib-s nan"])
+def test_numbers_are_above_zero(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["simulate", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+
+
 def test_a_presets_epochs_show_each_name_once_and_take_what_their_pixels_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
