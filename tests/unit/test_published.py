@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from benchmarks import published
 from benchmarks.bench import suite_of
@@ -73,6 +74,19 @@ def test_figures_are_compared_with_their_own_baselines() -> None:
     assert told["DALI fed by a DataLoader"] == fed
     on_gpu = told["DALI that reads by itself; ours on a GPU"][2]
     assert on_gpu == "cannot run here: it needs 1 GPUs"
+
+
+def test_sets_are_made_of_pictures(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("L", (3, 2), 7).save(tmp_path / "data" / name / "one.jpg")
+    settings = published.Published(data=tmp_path / "data")
+    for kind, count in (("images", 9), ("training", 18)):
+        for _ in range(2):  # the second time it is there
+            made, _ = published.data_for(kind, 9, settings, tmp_path / "out")
+        files = [path for path in Path(str(made)).rglob("*") if path.is_file()]
+        assert {path.parent.name for path in files} == {"a", "b"}
+        assert len(files) == count
 
 
 def test_a_report_of_which_nothing_can_run_says_so_and_flags_come_before_sets(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -58,3 +60,14 @@ def test_the_title_says_which_run_it_is_and_the_best_figure_stands_first(
     cpu = {"hardware": {"gpu": None, "cpu": "EPYC"}, "finished": False}
     found = Elements(page(tmp_path, SUMMARY | ABOUT | cpu, KIND, "", data=None))
     assert found.texts["title"][0].endswith("2:10 min · EPYC · not finished")
+
+
+def test_pictures_are_in_the_page_and_nobody_is_asked(tmp_path: Path) -> None:
+    kinds = {"val_batch.jpg": "jpeg", "mistakes.png": "png"}
+    for name, kind in kinds.items():
+        (tmp_path / name).write_bytes(kind.encode())
+    said = page(tmp_path, SUMMARY | ABOUT, KIND, "<svg></svg>", data="a").decode()
+    for kind in kinds.values():
+        content = base64.b64encode(kind.encode()).decode()
+        assert f"data:image/{kind};base64,{content}" in said
+    assert not re.search(r"https?:|<script|<link|@import", said)
