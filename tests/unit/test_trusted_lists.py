@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +30,9 @@ FILES = {f"{name}.jpg": content for name, content in scenes.small(12).items()}
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two processes, whatever this machine has; they end when nobody holds them."""
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, whatever this machine has."""
     monkeypatch.setattr(lazy_headers, "cores", lambda: 0.5)
-    yield
-    gc.collect()
 
 
 @pytest.fixture
