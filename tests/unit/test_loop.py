@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from saturate.contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
@@ -27,6 +28,7 @@ from saturate.engine.loop import Training
 from saturate.engine.validation import Target, Validation
 from saturate.settings.optimisation import Optimisation
 from saturate.settings.run import Run
+from tests.unit.test_report_reporter import Told
 
 SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
 
@@ -517,6 +519,38 @@ def test_a_validation_and_the_wait_for_its_figures_are_a_pause(
     toy.report.validated.side_effect = lambda *_, **__: settled.extend(under_way)
     assert toy.training.fit()
     assert settled == ["validation"] * 2
+
+
+@pytest.mark.parametrize(
+    ("of_network", "of_average", "drawn"),
+    [
+        # the grey of the better one: also where it is no better than what best.pt has
+        ((0.5, 0.4), (0.75, 0.7), [200, 200]),
+        ((0.75, 0.7), (0.5, 0.4), [40, 40]),
+        ((0.5, 0.7), (0.75, 0.6), [200, 40]),
+    ],
+)
+def test_val_batch_is_of_the_weights_that_best_pt_is_chosen_by(
+    of_network: Any, of_average: Any, drawn: list[int], tmp_path: Path
+) -> None:
+    both = [each for pair in zip(of_network, of_average, strict=True) for each in pair]
+    toy = Toy(tmp_path, 2, *both)
+    toy.training.step.ema = MagicMock(**{"state_dict.return_value": {}})
+    for place, slow in enumerate(toy.later):
+        slow.images["val/predictions"] = np.full(
+            (1, 8, 8, 3), (40, 200)[place % 2], np.uint8
+        )
+    told = Told(tmp_path, task=MagicMock(figures=[Figure(name="ap")]))
+    found = []
+
+    def validated(*result: Any, **more: Any) -> None:
+        told.reporter.validated(*result, **more)
+        found.append(int(np.asarray(Image.open(tmp_path / "val_batch.jpg")).mean()))
+
+    toy.report.validated.side_effect = validated
+    assert toy.training.fit()
+    told.reporter.close()
+    assert found == drawn
 
 
 @pytest.mark.parametrize(
