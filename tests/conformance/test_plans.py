@@ -18,7 +18,7 @@ every_plan = pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
 
 
 @every_plan
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 70), st.integers(0, 5))
 @example(n=2, world=5, batch=1, accumulate=1, first=0, epoch=0)
 def test_training(
@@ -36,7 +36,7 @@ def test_training(
 
 
 @every_plan
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 70))
 @example(n=19, world=2, batch=2, accumulate=2, first=0)
 @example(n=19, world=2, batch=2, accumulate=2, first=17)
@@ -55,7 +55,7 @@ def test_a_small_set(
 
 
 @every_plan
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(COUNTS, SMALL, SMALL)
 @example(n=1, world=5, batch=4)
 def test_validation(make: Make, n: int, world: int, batch: int) -> None:
@@ -63,7 +63,7 @@ def test_validation(make: Make, n: int, world: int, batch: int) -> None:
 
 
 @every_plan
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(COUNTS, st.tuples(SMALL, SMALL), st.tuples(SMALL, SMALL), st.integers(0, 20))
 def test_resume(
     make: Make, n: int, before: tuple[int, int], after: tuple[int, int], steps: int

@@ -43,7 +43,7 @@ class Device:
         return self.need(rows) if rows <= self.holds else None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_batch_is_close_to_the_largest_and_found_in_few_trials(seed: int) -> None:
     draw = random.Random(seed)
     device = Device(
@@ -73,20 +73,6 @@ def test_a_loader_that_takes_its_memory_in_large_pieces(
     assert CLOSE * device.holds <= found <= device.holds
     # 64, 1,024 and the least that is close to what is predicted; then less, and more again
     assert len(device.tried) <= trials
-
-
-@pytest.mark.parametrize("less", [0.0, 0.001, 0.003, 0.005])
-def test_memory_that_grows_a_little_less_than_is_predicted(less: float) -> None:
-    device = Device(room=120 * GIB, base=2 * GIB, each=40 * MIB)
-    device.need = lambda rows: int(
-        2 * GIB + 40 * MIB * (min(rows, 1024) + (1 - less) * max(rows - 1024, 0))
-    )
-    device.holds = max(
-        rows for rows in range(1, SAMPLES) if device.need(rows) <= device.room
-    )
-    found = largest(device.taken, room=device.room, most=SAMPLES)
-    assert CLOSE * device.holds <= found <= device.holds
-    assert len(device.tried) == 3
 
 
 @pytest.mark.parametrize(("holds", "most"), [(1, 50), (3, 50), (17, 50), (900, 13)])
@@ -160,9 +146,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "rows", "micro_batches"),
     [
-        ("", 30, 1),
         ("--accumulate 5", 8, 2),
-        ("--global-batch-size 32", 6, 2),
         ("--global-batch-size 32", 30, 1),
     ],
 )

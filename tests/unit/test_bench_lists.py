@@ -28,7 +28,6 @@ def test_both_lists_have_the_same_lines(tmp_path: Path) -> None:
 def test_a_row_for_each_combination(
     tmp_path: Path,
     runner: Runner,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # processes that have imported PyTorch already
@@ -43,9 +42,3 @@ def test_a_row_for_each_combination(
     assert (row["list"], row["ranks"]) == ("mapped", 2)
     # a process with torch in it has more than a hundred megabytes
     assert row["host_gib"] > 0.2
-    monkeypatch.setattr(lists, "measured", lambda *_: {})
-    words = "--lines 1 --workers 0 2 --lists mapped python --ranks 1 --orders shuffled"
-    assert lists.main(words.split()) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * 2
-    assert lists.main(["--lists", "tuple"]) == 2
-    assert "tuple" in capsys.readouterr().err

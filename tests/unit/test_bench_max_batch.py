@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from benchmarks import max_batch
 from benchmarks.max_batch import GRID, MaxBatch, search
-from saturate.contracts import UserError
 from tests.end_to_end.runs import draw
 
 
@@ -59,44 +58,6 @@ def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_end
     fits, fails, _ = found(700, above="failed", **how)
     assert fits <= 700 < (fails or 0)
     assert found(0, above="failed", **how)[2] == [512]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "wanted"), [(True, ["fp16"]), (False, ["fp32", "fp16"])]
-)
-def test_a_precision_is_named_as_by_hand_has_it(
-    gpu: bool, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ratios are formed between points of one precision, so `auto` must not be one."""
-    for split in ("train", "val"):
-        (tmp_path / split).mkdir()
-    monkeypatch.setattr(max_batch.torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr("saturate.engine.precision._cpu_has_bf16", lambda: False)
-    settings = MaxBatch(
-        data=str(tmp_path),
-        loaders=("torchvision",),
-        archs=("resnet18",),
-        precisions=("auto", "fp16"),
-        by_hand=("dali",),
-        flags="--workers 3",
-    )
-    *ours, theirs = max_batch.points(settings)
-    precisions = list(dict.fromkeys(point["precision"] for point in ours))
-    assert precisions == wanted
-    assert theirs == {
-        "arch": "resnet18",
-        "loader": "by hand: dali",
-        "precision": "fp16",
-    }
-    words = max_batch.command(settings, theirs | {"batch_size": 8}, tmp_path)
-    told = dict(word.split("=") for word in words[3:])
-    assert told["--workers"] == "3" and told["--loader"] == "dali"
-    for changes, said in (
-        ({"flags": "--val-batch-size 96"}, "--val-batch-size behind --"),
-        ({"data": None}, "--data is missing"),
-    ):
-        with pytest.raises(UserError, match=said):
-            max_batch.points(settings.model_copy(update=changes))
 
 
 TRIAL = """

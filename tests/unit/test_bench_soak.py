@@ -6,7 +6,6 @@ import gc
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks import bench, soak, video_set
-from benchmarks._suite import Measured, results, run
+from benchmarks._suite import results
 from benchmarks.soak import Soak, verdict
 from saturate.contracts import Batch, UserError
 from saturate.loaders import open_loader
@@ -165,29 +164,17 @@ def test_a_neighbour_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         psutil.wait_procs({*psutil.Process().children()} - before, timeout=60)
 
 
-def test_points(data: Path) -> None:
-    settings = Soak(data=data, loaders=("synthetic",))
-    (image,) = soak.points(settings)
-    assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
-    (clip,) = soak.points(settings.model_copy(update={"task": "video"}))
-    assert clip == image | {"batch_size": 8}
-    for changes, said in (
-        ({"loaders": ("pyav",)}, "got 'pyav'"),
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
         ({"epochs": 6}, "--epochs less --warm-epochs is 2"),
         ({"numbered": True}, "--numbered: --task video"),
-    ):
-        with pytest.raises(UserError, match=said):
-            soak.points(settings.model_copy(update=changes))
-
-
-def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
-    leaks = Measured(figures={"rate": 1.0}, error="it grows")
-    suite = replace(soak.SUITE, command=lambda *_: ["true"], read=lambda *_: leaks)
-    (tmp_path / "data" / "train").mkdir(parents=True)
-    settings = Soak(data=tmp_path / "data", loaders=("synthetic",))
-    (row,) = run(suite, settings, tmp_path / "out", lambda _: None)
-    assert (row["status"], row["error"]) == ("failed", "it grows")
-    assert row["figures"] == {"rate": 1.0}
+    ],
+)
+def test_mistakes(data: Path, changes: dict[str, Any], said: str) -> None:
+    settings = Soak(data=data, loaders=("synthetic",), **changes)
+    with pytest.raises(UserError, match=said):
+        soak.points(settings)
 
 
 @pytest.mark.usefixtures("prompt_ran")

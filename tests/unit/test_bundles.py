@@ -78,8 +78,10 @@ def test_a_bundle_has_no_more_pixels_than_128_images() -> None:
     assert bundles.count(plan, 1000, 1) == 128 * 224 * 224 // 200_000
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
-@pytest.mark.parametrize("name", ["torchvision", "dali-cpu", "dali-fed"])
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [("torchvision", True), ("dali-cpu", False), ("dali-fed", True)],
+)
 def test_batches_are_those_of_a_loader_without_bundles(
     name: str, training: bool, pictures: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

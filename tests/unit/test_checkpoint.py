@@ -160,16 +160,8 @@ def test_a_disk_without_space_is_named(
         ({"classes": ["ant", "bee", "dog"]}, "a class is cow .*, dog "),
         ({"manifest": "d4"}, "fingerprint.* is a1b2c3 .*, d4 in this run: files were"),
         (
-            {"manifest": "d4", "config": CONFIG | {"max_pixels": 64}},
-            "d4 in this run: --max-pixels 9999 -> 64; --weights",
-        ),
-        (
             {"manifest": "d4", "config": CONFIG | {"val_share": 0.4, "data": "/b?key"}},
             "d4 in this run: --data, --val-share 0.2 -> 0.4; --weights",
-        ),
-        (
-            {"classes": ["ant"], "config": CONFIG | {"label_key": "the_kind"}},
-            "classes is 3 .*, 1 in this run: --label-key None -> the_kind; --weights",
         ),
     ],
 )

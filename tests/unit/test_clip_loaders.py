@@ -137,7 +137,9 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
     given = feed(made.videos)
     with open_loader("pyav", given) as reference, open_loader(backend, given) as loader:
         for epoch in (0, 1):
-            shows_what_is_asked(loader, given, made, epoch, reference)
+            # pyav is the reference itself
+            other = None if backend == "pyav" else reference
+            shows_what_is_asked(loader, given, made, epoch, other)
         claimed = exact(backend, made.videos)
         others = {
             sort_of(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()
@@ -228,7 +230,7 @@ def test_damage_that_is_noticed_is_masked(backend: str, tmp_path: Path) -> None:
     kinds = spoiled(tmp_path, spoil)
     given, failed = feed(kinds.videos), set()
     with open_loader(backend, given) as loader:
-        for epoch in range(3):
+        for epoch in range(2):
             for batch in checked(loader, given, epoch):
                 failed |= set(batch.failed)
                 for place in np.flatnonzero(batch.valid.numpy()).tolist():

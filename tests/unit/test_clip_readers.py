@@ -32,7 +32,7 @@ def patterns(count: int) -> Iterator[list[int]]:
     draws = np.random.default_rng(5)
     yield from ([0], [1], [1, 2], [count - 1], [0, count - 1])
     yield list(range(count - 4, count))
-    for begin in draws.integers(0, count - 12, 4).tolist():
+    for begin in draws.integers(0, count - 12, 2).tolist():
         yield [begin]
         yield list(range(begin, begin + 5))
         yield list(range(begin, count, 5))
@@ -59,10 +59,8 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> None:
-    assert wrong(made, Pyav(made.videos), made.names.index(name)) == {
-        "wrong": 0,
-        "refused": 0,
-    }
+    found = wrong(made, Pyav(made.videos), made.names.index(name))
+    assert found == {"wrong": 0, "refused": 0}
 
 
 @pytest.mark.parametrize("backend", CLAIMED)
@@ -109,18 +107,16 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
     assert len(videos) == 12
     read, draws, apart = reader(backend, videos), np.random.default_rng(1), {}
     for sample in np.flatnonzero(exact(backend, videos)).tolist():
-        count = min(len(videos.pts(sample)), 90)
+        count = min(len(videos.pts(sample)), 40)
         frames = sorted(set(draws.integers(0, count, 4).tolist()) | {0, count - 1})
         with av.open(os.fsdecode(videos.path(sample))) as container:
             decoded: Any = container.decode(
                 container.streams[int(videos.stream[sample])]
             )
             turns = int(videos.rotation[sample]) // 90
-            expected = {
-                place: pixels_of(planes(frame, turns))
-                for place, frame in zip(range(count), decoded, strict=False)
-                if place in frames
-            }
+            numbered = zip(range(count), decoded, strict=False)
+            sought = [frame for place, frame in numbered if place in frames]
+            expected = [pixels_of(planes(frame, turns)) for frame in sought]
         name = os.path.basename(os.fsdecode(videos.path(sample)))
         try:
             found = {
@@ -133,8 +129,8 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
             continue
         assert sorted(found) == frames
         apart[name] = max(
-            float(np.abs(found[frame].astype(int) - expected[frame]).mean())
-            for frame in frames
+            float(np.abs(found[frame].astype(int) - pixels).mean())
+            for frame, pixels in zip(frames, expected, strict=True)
         )
     assert max(apart.values()) <= (0 if backend == "pyav" else 2.5)
     assert len(apart) >= LEAST.get(backend, (1, 1))[1]

@@ -138,19 +138,8 @@ def test_the_smallest_loss_is_that_of_students_table(
     assert loss == 0 and wanted < -log(1 - smallest) < 1.02 * wanted
 
 
-def test_the_smallest_loss_is_where_a_slower_pair_is_told() -> None:
-    rng = np.random.default_rng(0)
-    a, b = windows(rng, 12), windows(rng, 9)
-    loss, smallest = compare.losses(a, b)
-    for more, told in ((1.001, True), (0.999, False)):
-        # B slowed down to just beyond, and just within
-        factor = (1 - more * smallest) / (1 - loss)
-        slower, needed = compare.losses(a, [factor * rate for rate in b])
-        assert (slower > needed) is told and needed == pytest.approx(smallest)
-
-
 def test_of_pairs_alike_fewer_than_one_in_a_hundred_show_a_loss() -> None:
-    for counts in ((3, 3), (5, 5), (8, 8), (24, 24), (4, 30)):
+    for counts in ((3, 3), (8, 8), (4, 30)):
         rng = np.random.default_rng(counts)
         pairs = [
             compare.losses(*(windows(rng, count) for count in counts))
@@ -160,18 +149,11 @@ def test_of_pairs_alike_fewer_than_one_in_a_hundred_show_a_loss() -> None:
         assert false < 5, counts
 
 
-def test_a_loss_within_the_windows_of_the_other_is_none() -> None:
-    # Welch's test shows it: the means differ by 5.9 standard errors, and 3.5 are enough
-    loss, smallest = compare.losses([100.0] * 7 + [96.5], [97.0] * 8)
-    assert loss == pytest.approx(0.03) and smallest == pytest.approx(0.035)
-
-
 @pytest.mark.parametrize("write", [of_a_run, of_why])
-@pytest.mark.parametrize("seed", range(2))
 def test_forty_pairs_alike_show_no_loss(
-    write: Any, seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     codes = []
     for pair in range(40):
         sides = [
@@ -357,7 +339,6 @@ def test_the_code_is_not_blamed_for_another_gpu(
     [
         {"rate": {"spread": {"each": [float("nan")] * 6}}},
         {"rate": {"spread": {"each": [1e3, 0.0, 0.0, 0.0, 0.0]}}},
-        {"rate": {"spread": {"each": [1e3, None, None, None]}}},
         {"ceiling": None},
         {"batch_size": 0},
     ],
@@ -375,11 +356,9 @@ def test_a_file_with_wrong_values_is_refused(
     ("content", "flags", "said"),
     [
         (None, "", "compare: b: No such file or directory"),
-        ("[]", "", "compare: b: name the folder or the summary.json of a run"),
         ("{", "", "compare: b: name the folder or the summary.json of a run"),
         ('{"versions": {}}', "", "compare: b: name the folder or the summary.json"),
         ("{}", "--most-loss 0%", "--most-loss: '0%' is no share; write one such as 3%"),
-        ("{}", "--most-loss few", "'few' is no share"),
         # no pair could pass it
         ("{}", "--most-loss 0.03", "'0.03' is 0.03%, and any two runs differ by 1%"),
     ],

@@ -18,7 +18,7 @@ from saturate.contracts import Split, UserError
 from saturate.dataset.stores.folder import Folder
 from saturate.report.console import Console
 from saturate.settings.config import Config, build
-from saturate.system import drawing, fonts
+from saturate.system import drawing
 from saturate.tasks import _detections, _plots, kind_of
 from saturate.tasks._coco import Detections, Scores
 from saturate.tasks.batching import Batching
@@ -242,21 +242,6 @@ def test_a_legend_lies_beside_its_curves(monkeypatch: pytest.MonkeyPatch) -> Non
     legend = axes.get_legend().get_window_extent()
     assert axes.bbox.x1 <= legend.x0 and legend.x1 <= sheets[0].bbox.x1
     assert axes.bbox.y0 < legend.y0 and legend.y1 < axes.bbox.y1
-
-
-def test_categories_whose_letters_no_font_has_are_drawn_as_their_ids(
-    columns: Columns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fonts, "others", list)
-    of = dict(zip(columns.class_of.tolist(), columns.category_ids, strict=True))
-    pictures = []
-    for text in ("\u24b6{}", "class {}"):
-        names = [text.format(of.get(at, at)) for at in range(len(columns.classes))]
-        named = replace(columns, classes=tuple(names))
-        task = Detection(named, training=False, source=Folder(columns))
-        extras = measured(task, *all_right(task))["extras"]
-        pictures.append(extras["images"]["val/predictions"])
-    assert (pictures[0] == pictures[1]).all()
 
 
 def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:

@@ -18,6 +18,7 @@ from saturate.models import Native
 from saturate.models.detection import Detector
 from saturate.plan.boxes import DetectionPlan
 from saturate.settings.config import build
+from saturate.tasks import _plots
 from saturate.tasks._plans import detection_policies
 from saturate.tasks.detection import Detection, SquaresKind
 from tests.unit.conftest import COCO_IMAGES
@@ -28,6 +29,12 @@ pytest.importorskip("faster_coco_eval")
 CPU = torch.device("cpu")
 NATIVE = Native(100, (0.5,) * 3, (0.25,) * 3, 150)
 Columns = Any
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matplotlib takes a second for them: test_detection_run.py has them drawn."""
+    monkeypatch.setattr(_plots, "curves", lambda scores: np.zeros((1, 8, 8, 3)))
 
 
 def plan_of(

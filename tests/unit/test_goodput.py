@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from saturate.report.facts import rows
-from saturate.report.page import page
 from saturate.report.record import Record
 from saturate.report.summary import spent_before
 from saturate.tasks.classification import KIND
 from tests.unit.test_report_console import SUMMARY
-from tests.unit.test_report_page import ABOUT
 
 
 def test_what_a_kill_has_cost_stays_known(tmp_path: Path) -> None:
@@ -67,12 +64,6 @@ def test_the_table_says_the_share_and_the_rest() -> None:
     said = dict(rows({**SUMMARY, "goodput": found}, KIND))["goodput"]
     rest = "down 15:00 min, start 10:00 min, repeated 5:00 min"
     assert said == f"75.0% of 2:00 h (the rest: {rest})"
-
-
-def test_a_page_has_it(tmp_path: Path) -> None:
-    found: dict[str, Any] = {"goodput": {"seconds": {"steps": 30.0, "scan": 10.0}}}
-    html = page(tmp_path, SUMMARY | ABOUT | found, KIND, "", data=None).decode()
-    assert "Where the time went" in html and "width: 33.3%" in html
 
 
 @pytest.mark.parametrize("lines", ["", '{"kind": "train", "step": 3}\n'])

@@ -192,7 +192,7 @@ def survives(content: bytes) -> None:
         np.array([parse(content, len(content))], HEADER)
 
 
-@settings(max_examples=350)
+@settings(max_examples=150)
 @given(
     name=st.sampled_from(sorted(FILES)),
     edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=8),

@@ -52,11 +52,15 @@ FOR_HELP = {("settings/preflight.py", "tasks")}
 """What a file imports beyond that: tables of names, for --help-all alone."""
 
 
+def text_of(path: Path | str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
 def files() -> Iterator[Path]:
     """Every file that git tracks, as a path from the root; without git those of the map."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    page = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+    page = text_of("docs/map.md")
     names = listed.stdout.split("\0") or re.findall(r"^- `(.*)`", page, re.MULTILINE)
     yield from (Path(name) for name in names if name and (ROOT / name).is_file())
 
@@ -67,7 +71,7 @@ def python() -> list[Path]:
 
 def names_no_test(pattern: str) -> bool:
     path, _, name = pattern.partition("::")
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    tree = ast.parse(text_of(path))
     tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return not any(fnmatchcase(test, name.partition("[")[0]) for test in tests)
 
@@ -131,11 +135,7 @@ def test_imports_run_one_way() -> None:
     assert {within(path).parts[0].removesuffix(".py") for path in python()} <= {
         *MAY_IMPORT
     }, "a new room needs a line in MAY_IMPORT"
-    found = [
-        line
-        for path in python()
-        for line in trespasses(path, (ROOT / path).read_text(encoding="utf-8"))
-    ]
+    found = [line for path in python() for line in trespasses(path, text_of(path))]
     assert not found, "\n".join(found)
 
 
@@ -197,7 +197,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
         f"{path}: {line}"
         for path in python()
         if within(path).parts[0] not in ("benchmarks", "scripts", "tests")
-        for line in too_long((ROOT / path).read_text(encoding="utf-8"))
+        for line in too_long(text_of(path))
     ]
     assert not found, "\n".join(found)
     said = 'def f():\n    """What it does."""\n'
@@ -219,7 +219,7 @@ def backwards(source: str) -> int:
 def test_one_training_step_in_the_repository() -> None:
     """benchmarks/baselines/train.py and benchmarks/why_*.py are what others write."""
     counts = {
-        str(path): backwards((ROOT / path).read_text(encoding="utf-8"))
+        str(path): backwards(text_of(path))
         for path in python()
         if path.parts[0] != "tests"
     }
@@ -252,7 +252,7 @@ def left_over(text: str) -> list[str]:
 def test_nothing_is_left_over_and_no_path_is_one_machines() -> None:
     for path in files():
         with contextlib.suppress(UnicodeDecodeError):
-            assert not left_over((ROOT / path).read_text(encoding="utf-8")), path
+            assert not left_over(text_of(path)), path
     for planted in (
         "# TO" + "DO: later",
         "cd /wo" + "rk/main",
@@ -263,12 +263,10 @@ def test_nothing_is_left_over_and_no_path_is_one_machines() -> None:
 
 
 def test_the_table_of_facts_is_what_its_program_writes() -> None:
-    page = (ROOT / "docs" / "rates.md").read_text(encoding="utf-8")
+    page = text_of("docs/rates.md")
     assert page == make_map.rates(page), "python -m scripts.make_map"
 
 
 def test_the_map_is_what_its_program_writes() -> None:
     page = make_map.page(sorted(str(path) for path in files()))
-    assert (ROOT / "docs" / "map.md").read_text(encoding="utf-8") == page, (
-        "python -m scripts.make_map"
-    )
+    assert text_of("docs/map.md") == page, "python -m scripts.make_map"

@@ -5,14 +5,13 @@ The words are the same in train and in val.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from saturate.contracts import UserError
 from tests.unit.folders import JPEG, fill, reasons
-from tests.unit.test_splits import Console, names, opened
+from tests.unit.test_splits import names, opened
 from tests.unit.video_files import make
 
 SPLITS = ("train", "val")
@@ -109,17 +108,3 @@ def test_an_empty_class_folder_is_a_note(
         match=r"class folder 'cat' \(1 such\), which is none of the 2 classes",
     ):
         left_out(data, wanted)
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_one_class_alone(split: str, data: Path, wanted: str) -> None:
-    for one in SPLITS if split == "train" else [split]:
-        shutil.rmtree(data / one / "bee")
-    console = Console()
-    opened(data, videos=wanted == "video", console=console)
-    said = (
-        f"{split}: one class alone, 'ant', so there is nothing to learn; "
-        "is --data a folder too low or too high, or do all files lie in one folder?"
-    )
-    # all of these files are one
-    assert [line for line in console.warnings if "copies" not in line] == [said]

@@ -37,7 +37,6 @@ def least(samples: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("key", "values", "said"),
     [
-        ("overfits", {}, ""),
         ("overfits", validations(1.0, 0.5, 0.4), ""),
         ("overfits", validations(0.4, 0.5, 0.415), ""),  # they differ by as much
         (
@@ -51,7 +50,6 @@ def least(samples: int) -> dict[str, Any]:
             "since epoch 1, 0.5 to 0.8",
         ),
         ("overfits", validations(1.0, 2.0, name="ema_loss"), "since epoch 1, 1 to 2"),
-        ("overfits", validations(None, None), ""),
         # a run that went on with --ema: 1.71 is the network's loss, and both fall
         (
             "overfits",
@@ -68,11 +66,9 @@ def least(samples: int) -> dict[str, Any]:
         ),
         ("overfits", {"now": {"validations": [(None, {"loss": 1.0})]}}, ""),
         ("fewest", {}, ""),
-        ("fewest", {"learning": {"fewest": {}}}, ""),
         ("fewest", least(20), ""),
         ("fewest", least(7), "7 samples of class 'cat' to train on"),
         ("fewest", least(1), "1 sample of class 'cat'"),
-        ("bicubic", {}, ""),
         ("bicubic", {"validation": {"top1": 0.5}}, ""),
         ("bicubic", psnr(30.0, 29.0), ""),
         ("bicubic", psnr(28.0, 29.0, best={"value": 30.0}), ""),
@@ -82,7 +78,6 @@ def least(samples: int) -> dict[str, Any]:
             psnr(28.5, 29.25),
             "28.50 dB, and bicubic interpolation alone has 29.25",
         ),
-        ("one_answer", {}, ""),
         (
             "one_answer",
             {"learning": {"one_answer": "bee"}},

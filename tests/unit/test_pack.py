@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import os
 import resource
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from saturate.contracts import Split, UserError
 from saturate.dataset.open import open_split, open_splits
@@ -377,20 +375,6 @@ def mend_arrow(target: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def mend_lmdb(target: Path) -> None:
-    """Pack it again with other labels, as somebody else's script does."""
-    store = target / "train.lmdb"
-    before = store.stat()
-    lmdb = importlib.import_module("lmdb")
-    with (
-        lmdb.open(str(store), subdir=False) as opened_,
-        opened_.begin(write=True) as transaction,
-    ):
-        labels = transaction.get(b"__labels__")
-        transaction.put(b"__labels__", labels[::-1][3:] + labels[::-1][:3])
-    os.utime(store, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
 def rename_class(target: Path) -> None:
     in_place(target / "train" / "classes.txt", b"a\nb", b"c\nb")
 
@@ -402,7 +386,6 @@ def rename_feature(target: Path) -> None:
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "tar": ("tar", mend_tar),
     "arrow": ("arrow", mend_arrow),
-    "lmdb": ("lmdb", mend_lmdb),
     "lmdb in place": (
         "lmdb",
         lambda target: in_place(
@@ -435,30 +418,6 @@ def test_what_was_mended_in_a_store_is_what_training_gets(
     copy = Path(shutil.copytree(target, tmp_path / "copy"))
     for place in (target, copy):
         assert found(place) == stored(place, "train", form) != before
-
-
-def test_an_image_that_was_turned_in_place_has_its_own_size(tmp_path: Path) -> None:
-    """Its bytes are as many as before: 4 x 2 pixels of a BMP, then 2 x 4."""
-
-    def bmp(width: int, height: int) -> bytes:
-        file = io.BytesIO()
-        Image.new("RGBA", (width, height), (9, 8, 7, 255)).save(file, "BMP")
-        return file.getvalue()
-
-    assert len(bmp(4, 2)) == len(bmp(2, 4))
-    data = fill(
-        tmp_path / "data",
-        {
-            f"{split}/{name}.bmp": bmp(4, 2)
-            for split in ("train", "val")
-            for name in ("a/1", "b/2")
-        },
-    )
-    target = packed(data, "tar")
-    assert opened(target)["train"].columns.width.tolist() == [4, 4]
-    in_place(target / "train" / "000000.tar", bmp(4, 2), bmp(2, 4))
-    columns = opened(target)["train"].columns
-    assert columns.width.tolist() == [2, 2] and columns.height.tolist() == [4, 4]
 
 
 @FORMATS
@@ -501,11 +460,7 @@ def test_a_store_with_other_names_or_labels_is_refused(
 
 OUTSIDE = {
     "absolute": ("", "{home}/planted.jpg"),
-    "above": ("..", "../../home/planted.jpg"),
     "above in the middle": ("a", "a/../../../home/planted.jpg"),
-    "here": (".", "./planted.jpg"),
-    "doubled": ("a", "a//planted.jpg"),
-    "hidden": (".git", ".git/hooks/post-checkout"),
     "hidden below": ("a", "a/.ssh/planted.jpg"),
     "backslashes": ("a", "a/..\\..\\planted.jpg"),
     "a drive": ("C:", "C:/planted.jpg"),

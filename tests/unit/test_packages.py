@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from tests.unit.test_house import python
+from tests.unit.test_house import python, text_of
 from tests.unit.test_setup import ROOT, program
 
 DISTRIBUTION = {
@@ -75,7 +75,7 @@ def test_every_import_is_required() -> None:
     missing = [
         f"{path} imports {name}"
         for path in python()
-        for name in third_party((ROOT / path).read_text(), ours)
+        for name in third_party(text_of(path), ours)
         if name not in (development if path.parts[0] == "tests" else run)
     ]
     assert not missing, "\n".join(missing)

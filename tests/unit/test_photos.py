@@ -92,21 +92,12 @@ def test_twins_are_found_and_others_are_not(tmp_path: Path) -> None:
     found = copies(said(root))
     assert all(row["why"] == "near copy" for row in found)
     # the numbers of the photo and of the one beside it
-    seeds = [
-        tuple(
-            Path(row[name]).stem.replace("twin ", "").split()[0]
-            for name in ("photo", "beside")
-        )
-        for row in found
-    ]
-    assert all(one == other for one, other in seeds)
+    pairs = [[Path(row[name]).stem for name in ("photo", "beside")] for row in found]
+    for one, other in pairs:
+        assert one.split()[-2:][0] == other.split()[-2:][0]
+    stems = {stem for pair in pairs for stem in pair}
     for place, kind in enumerate(TWINS):
-        there = [
-            seed
-            for seed in range(40)
-            if f"twin {seed} {place}"
-            in {Path(row[name]).stem for row in found for name in ("photo", "beside")}
-        ]
+        there = [seed for seed in range(40) if f"twin {seed} {place}" in stems]
         assert len(there) >= 38, kind
 
 
@@ -121,7 +112,7 @@ def test_flaws_are_those_of_cleanvision_on_whole_photos(tmp_path: Path) -> None:
     from cleanvision import Imagelab
 
     root = tmp_path / "photos"
-    for seed in range(30):
+    for seed in range(12):
         picture = photo(seed, 500, 375)
         made = {
             "plain": picture,
@@ -140,26 +131,27 @@ def test_flaws_are_those_of_cleanvision_on_whole_photos(tmp_path: Path) -> None:
         has = lab.issues[lab.issues[f"is_{flaw}_issue"]].index
         wanted = {f"a/{Path(path).name}" for path in has}
         found = {row["photo"] for row in rows if row["why"] == title.lower()}
-        assert len(wanted) >= 20, flaw
+        assert len(wanted) >= 10, flaw
         # a photo at the threshold may come out on its other side
-        assert len(found ^ wanted) <= 0.05 * len(wanted), flaw
+        assert len(found ^ wanted) <= 1, flaw
 
 
-def test_many_that_are_alike_are_one_group() -> None:
-    """A group of 300 alike photos has few pairs, in several blocks of rows, and 60 others are in none."""
+def test_many_that_are_alike_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of 120 alike photos has few pairs, in several blocks of rows, and 40 others are in none."""
+    monkeypatch.setattr(photos, "BLOCK", 50)
     rng = np.random.default_rng(0)
-    count, bits = 360, 2 * photos.HASH**2
+    count, bits = 160, 2 * photos.HASH**2
     seen = photos.Seen(
         bits=rng.random((count, bits)) < 0.5,
         grey=rng.integers(0, 256, (count, photos.GREY, photos.GREY), np.uint8),
         flaws=np.full((count, len(photos.FLAWS)), np.nan),
         damaged=np.full(count, "", object),
     )
-    alike = rng.permutation(count)[:300]
+    alike = rng.permutation(count)[:120]
     seen.bits[alike] = seen.bits[alike[0]]
     seen.grey[alike] = seen.grey[alike[0]]
     pairs = photos.near_pairs(seen)
-    assert len(pairs) <= 300 * photos.NEIGHBOURS
+    assert len(pairs) <= 120 * photos.NEIGHBOURS
     group = {int(alike[0])}
     while (
         more := {int(one) for pair in pairs for one in pair if group & {*pair}} - group
@@ -195,15 +187,6 @@ def test_copies_by_where_they_lie(tmp_path: Path) -> None:
     assert copies(said(root, "--leave-out", tmp_path / "page0.csv")) == []
 
 
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[Any]) -> None:
-        self.found.add(tag)
-
-
 def test_names_of_strangers(tmp_path: Path) -> None:
     """Tags, letters of all kinds, formulas, links, damage and an empty class end neither page nor list."""
     root = tmp_path / "my photos"
@@ -231,9 +214,11 @@ def test_names_of_strangers(tmp_path: Path) -> None:
         "猫 🐈/half <i>.jpg"
     ]
     text = (tmp_path / "page0.html").read_text(encoding="utf-8")
-    tags = Tags()
-    tags.feed(text)
-    assert not tags.found & {"script", "b onload", "i"}
+    tags = set[str]()
+    parser: Any = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.add(tag)
+    parser.feed(text)
+    assert not tags & {"script", "i"}
     assert all(
         word in text for word in ("no photo.jpg", "broken link", "nothing in it")
     )
@@ -244,7 +229,7 @@ def test_names_of_strangers(tmp_path: Path) -> None:
 
 
 def test_labels_that_were_changed(tmp_path: Path) -> None:
-    """Labels of 5 % of 900 digits were changed: four of five are among as many first lines of the list."""
+    """Labels of 5 % of 500 digits were changed: four of five are among as many first lines of the list."""
     pytest.importorskip("cleanlab")
     from sklearn.datasets import load_digits
     from sklearn.linear_model import LogisticRegression
@@ -252,7 +237,7 @@ def test_labels_that_were_changed(tmp_path: Path) -> None:
 
     digits = load_digits()
     rng = np.random.default_rng(0)
-    count = 900
+    count = 500
     changed = rng.permutation(count)[: count // 20]
     label = digits.target[:count].copy()
     label[changed] = (label[changed] + rng.integers(1, 10, len(changed))) % 10

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from saturate.contracts import UserError
 from saturate.loaders.images.decoders import resize_window
 from saturate.models.detection import build, native
 from saturate.plan import windows
@@ -289,9 +288,3 @@ def test_equal_scores_are_no_difference(
     own = [near.astype(np.float32), np.full(20, 1), scores]
     their = [far.astype(np.float32), np.full(len(others), labels), others]
     assert _export_check.in_both(own, their).sum() == agreed
-
-
-@pytest.mark.parametrize("check", [_export_check.logits, _export_check.detections])
-def test_nothing_to_check_on_is_a_mistake(check: Any) -> None:
-    with pytest.raises(UserError, match="none of the files"):
-        check(lambda given: [given], iter(()))

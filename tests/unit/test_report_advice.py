@@ -62,7 +62,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     # another one only where it can run on these data, and was not measured already
     (summary("loader", 0.9, **MEASURED), "--loader dali-fed decodes"),
     (summary("loader", loader="dali-gpu"), "try other --workers"),
-    (summary("loader", loaders=["torchvision"]), "try other --workers"),
     (summary("loader", 0.1, **NVDEC), "--loader nvdec+pyav decodes"),
     # what the figures were measured beside goes before them
     (
@@ -78,8 +77,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
         summary("compute", gpu={"shared": SHARED["shared"] | RANK}),
         "uses the GPU of rank 3: busy 61% of a second in which this run was held idle (process 7, 8); this",
     ),
-    (summary("compute", gpu=SHARED, what_if=[ALONE | {"gain": 0.05}]), "more GPUs"),
-    (summary("loader", 0.9, cpu={"others": 1.5}), "--loader dali-gpu decodes"),
     (summary("loader", files=PROGRESSIVE), "All files are progressive JPEGs: the"),
     (
         summary("loader", files={"progressive": 0.34}),
@@ -90,13 +87,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
         summary("loader", files=LARGE, what_if=[NO_SETTING, SMALLER, GRAPHS]),
         "large files made like the others: 260 img/s are predicted, +160%.",
     ),
-    (summary("loader", files=LARGE, what_if=[GRAPHS, SMALLER]), "--graphs true: 250"),
     (
         summary("loader", files={"above_side": 0.97}),
         "97% of the images' pixels are decoded and thrown away: they are large photographs; "
         "copies of 640 px (scripts.pack): not known.",
     ),
-    (summary("compute", files=PROGRESSIVE), "more GPUs"),
     (summary("contention"), "--graphs true leaves few launches"),
     (summary("contention", graphs_off="many shapes", workers=8), "fewer --workers"),
     (
@@ -138,29 +133,19 @@ VOICES: list[tuple[dict[str, Any], str, str]] = [
         "validation",
         "of the run: more --epochs for the one that each run has.",
     ),
-    (VALIDATES | {"rate": {"active_s": 1.0}}, "validation", "take 98% of the run"),
     (summary("compute", **FED, **SAVES), "checkpoint", "on a faster disk"),
     # a step that is at its ceiling waits for nobody, whatever was measured of its loader
     (summary("compute", **WAITS, split_ms=FED["split_ms"]), "backward", "more GPUs"),
-    (summary("compute", **FEW, split_ms=FED["split_ms"]), "backward", "more GPUs"),
     (summary("compute", **FED, what_if=[MORE_WORKERS]), "backward", "more GPUs"),
     # nor does a loader that is at its own
     (summary("loader", 0.9, **{**WAITS, **FED}), "decode", "--loader dali-gpu decodes"),
-    (summary("loader", 0.9, **WAITS, what_if=[GRAPHS]), "decode", "decodes on the GPU"),
     (summary("loader", 0.9, **WAITS, what_if=[MORE_WORKERS]), "decode", "--workers 16"),
     (summary("storage", 0.2, **WAITS), "decode", "The storage is the limit"),
     # below both ceilings it is what the other one waits for
     (summary("contention", 0.9, **WAITS, workers=8), "decode", "The loader is late"),
     (summary("contention", 0.2, **WAITS), "decode", "more --workers"),
     (summary("contention", 0.9, **FED, workers=8), "backward", "--graphs true leaves"),
-    (summary("contention", **FED, files=PROGRESSIVE), "backward", "--graphs true lea"),
-    (
-        summary("contention", **FED, graphs_off="many shapes", workers=8),
-        "backward",
-        "fewer --workers",
-    ),
     (summary("contention", **FEW), "first batches", "An epoch has 4 steps"),
-    (summary("loader", **FEW), "first batches", "begins with a wait"),
     (summary("contention", **FEW | {"epoch_steps": 20}), "data_wait", "loader is late"),
     (summary("compute", **FED, ceiling=SHARES), "all-reduce", "shares them less often"),
     (summary("compute", **FED, ceiling=LAUNCHES), "launch", "waits for launches"),

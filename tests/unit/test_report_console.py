@@ -15,9 +15,8 @@ import pytest
 from saturate.report.console import Bar, Console
 from saturate.report.facts import rows
 from saturate.report.words import ends
-from saturate.run.export import EXPORTED
 from saturate.settings.config import build
-from saturate.tasks import TASKS, kind_of
+from saturate.tasks import kind_of
 from saturate.tasks.classification import KIND
 from saturate.tasks.kind import TaskKind
 from tests.unit.test_meter import Clock
@@ -227,18 +226,6 @@ def test_the_next_commands_are_those_that_run(tmp_path: Path) -> None:
     assert kind_of(build({})).figures[0].name == "top1"
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_command_to_export_is_there_for_what_is_exported(
-    task: str, tmp_path: Path
-) -> None:
-    for arch, boxes in ((None, True), ("maskrcnn_resnet50_fpn", False)):
-        stream = io.StringIO()
-        kind = kind_of(build({"task": task, "arch": arch}))
-        Console(stream=stream).result(SUMMARY, kind, folder=tmp_path)
-        exported = task in EXPORTED and (boxes or task != "detection")
-        assert ("export:" in stream.getvalue()) == exported
-
-
 @pytest.mark.parametrize(
     ("of", "said"),
     [
@@ -279,24 +266,6 @@ def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
     alone = {"samples": 1_281_167, "validation": validation}
     told = "50.00%   (top-5 100.00%   loss 0.2500)   of 50,000 samples"
     assert rows(alone, KIND) == [("top-1", told)]
-
-
-def test_of_a_validation_no_bar_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line says its figures and its time."""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("NO_COLOR", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    for stream in (Terminal(), io.StringIO()):
-        clock = Clock()
-        console = Console(stream=stream, clock=clock)
-        with console.epoch(title="validation", total=9, stays=False) as bar:
-            clock.sleep(11)
-            bar.update(samples=4)
-        said = stream.getvalue()
-        assert " 44%" in said and " in 11 s" not in said
-        # the line is erased, and the next one is written over it
-        assert not stream.isatty() or said.endswith("\x1b[1A\x1b[2K")
 
 
 def test_a_run_has_a_duration_and_what_it_cost() -> None:

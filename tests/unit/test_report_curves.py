@@ -87,33 +87,3 @@ def test_a_picture_of_a_run_that_has_trained(tmp_path: Path) -> None:
     assert drawn[0].get("id") == "curves" and len(drawn[0]) > 0
     write(tmp_path, {"kind": "val", "step": 0, "loss": 1.0})
     assert curves.files(tmp_path, SUMMARY, TOP1) == ({}, "")
-
-
-def test_a_split_has_one_colour_and_the_best_epoch_a_star_and_a_line() -> None:
-    points = [(1.0, 0.5), (2.0, 0.75)]
-    split = {"training": points, "validation": points}
-    sheet: Any = curves.drawn({"loss": split, "top-1 %": {**split, "best": points[1:]}})
-    of_split: dict[str, set[Any]] = {}
-    for axes in sheet.axes:
-        ((at, _),) = {tuple(line.get_xdata()) for line in axes.lines[-1:]}
-        assert at == 2.0, "dotted, in both"
-        for line in axes.lines[:-1]:
-            of_split.setdefault(line.get_label(), set()).add(line.get_color())
-    colours = [colour for found in of_split.values() for colour in found]
-    assert len(of_split) == len(colours) == len({*colours}) == 3
-    (star,) = [
-        line for axes in sheet.axes for line in axes.lines if line.get_marker() == "*"
-    ]
-    assert star.get_xydata().tolist() == [[2.0, 0.75]]
-
-
-@pytest.mark.parametrize("last", [10, 20, 25, 1000])
-def test_ticks_are_whole_epochs_and_axes_have_titles(last: int, tmp_path: Path) -> None:
-    points = [train(at, at // 10, at % 10 * 4) for at in (5, last)]
-    write(tmp_path, *points)
-    drawn = curves.drawn(curves.read(tmp_path, SUMMARY, TOP1)).axes
-    ticks = [tick for axes in drawn for tick in axes.get_xticks()]
-    assert len(drawn) == 4 and all(tick == round(tick) for tick in ticks)
-    titles = [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn]
-    of = ("loss", "top-1 %", "learning rate", "rate img/s")
-    assert titles == [("epoch", title) for title in of]

@@ -94,15 +94,6 @@ RESULT = {
 }
 
 
-def test_a_command_that_is_no_utf8_is_kept_as_text(tmp_path: Path) -> None:
-    told = Told(tmp_path, command="train.py --data od\udcff")
-    assert told.finish()["command"] == "train.py --data od\udcff"
-    told.reporter.close()
-    assert b'--data od\\\\xff"' in (tmp_path / "summary.json").read_bytes()
-    (card,) = read(tmp_path).Tensors("at_a_glance/start_here/text_summary")
-    assert b"--data od\\xff`" in card.tensor_proto.string_val[0]
-
-
 def test_a_validation_is_said_kept_and_a_row(told: Told) -> None:
     told.reporter.validated(RESULT, step=2, epoch=0)
     averaged = RESULT | {"top1": 0.625, "loss": 1.5}
@@ -138,21 +129,6 @@ def test_what_validations_say_of_the_learning_is_in_the_summary(
         "one_answer": "3",
     }
     assert "now" not in json.loads((tmp_path / "summary.json").read_text())
-
-
-@pytest.mark.parametrize(
-    ("of_network", "said"),
-    [({}, None), ({"one_answer": "b"}, None), ({"one_answer": "a"}, "a")],
-)
-def test_one_answer_of_the_average_alone_is_not_told(
-    of_network: dict[str, str], said: str | None, tmp_path: Path
-) -> None:
-    """The files beside it, such as classes.csv, may be of the network."""
-    told = Told(tmp_path)
-    network = RESULT | {"extras": {"learning": of_network}}
-    average = RESULT | {"extras": {"learning": {"one_answer": "a"}}}
-    told.reporter.validated(network, averaged=average, step=1, epoch=0)
-    assert told.finish(finished=False)["learning"].get("one_answer") == said
 
 
 def test_an_evaluation_has_the_figure_that_its_checkpoint_is_of() -> None:
@@ -417,16 +393,6 @@ def test_a_run_tells_after_its_first_epoch_what_all_of_it_takes(
         if line.startswith("the run ends ")
     )
     assert " kWh, $" in line and line.endswith(" of GPUs in all")
-
-
-def test_an_end_that_moves_is_said_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps that wait for a loader take no longer with larger images, which shows with the second size."""
-    run = Simulated(tmp_path, monkeypatch, of_pixels=0.0)
-    first, second = run.run()
-    run.told.reporter.close()
-    assert first > 1.03 * run.now and second == pytest.approx(run.now, rel=0.03)
 
 
 def test_what_a_figure_has_taken_is_told(tmp_path: Path) -> None:

@@ -155,14 +155,11 @@ def test_each_file_has_a_row(tmp_path: Path) -> None:
     ("how", "said"),
     [
         ({"task": "detection"}, "is of --task detection, and this example"),
-        ({"task": "video", "classes": None}, "is of --task video, and this example"),
         (
             dict.fromkeys(NOTES),
             "is no ONNX file of scripts.export (KeyError('classes'))",
         ),
         ({"classes": "3"}, "is no ONNX file of scripts.export"),
-        ({"preprocessing": None}, "is no ONNX file of scripts.export"),
-        ({"preprocessing": "[]"}, "is no ONNX file of scripts.export"),
         ({"preprocessing": '{"exif": "upright"}'}, "is no ONNX file of scripts.export"),
         ({"probabilities": "none"}, "is no ONNX file of scripts.export"),
         ({"name": "input"}, "is no ONNX file of scripts.export"),
@@ -177,18 +174,3 @@ def test_a_file_of_another_kind_is_one_line(
         serve_example.main(file, "a.png")
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and line.startswith(f"serve_example: {file} {said}")
-
-
-def test_a_pipe_as_the_model_and_classes_that_are_too_few(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.fromarray(COLOURS).save(tmp_path / "a.png")
-    os.mkfifo(tmp_path / "pipe.onnx")
-    ended = served(tmp_path / "pipe.onnx", tmp_path / "a.png")
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    with pytest.raises(SystemExit, match="2"):
-        serve_example.main("gone.onnx", str(tmp_path))
-    assert "is a folder" in capsys.readouterr().err
-    ended = served(model(tmp_path / "m.onnx", classes='["a"]'), tmp_path / "a.png")
-    assert ended.returncode == 0 and ended.stderr == ""
-    assert "of 1 classes" in ended.stdout

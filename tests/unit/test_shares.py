@@ -71,7 +71,7 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     assert np.array_equal(again.columns.label, columns.label)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.05, 0.5])
 def test_the_share_is_the_share(share: float, tmp_path: Path) -> None:
     """Four standard deviations of a binomial draw: half of a share, or twice as much, is beyond them."""
     count = 800
@@ -129,17 +129,9 @@ def test_classes_that_look_alike_are_one_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "share", "said"),
     [
-        ("Train Test", 0.2, "'Test' and 'Train' are splits and not classes; name them"),
         ("Training VALID", None, "'Training' and 'VALID' are splits and not classes"),
         ("train test", 0.2, r"--data \S+/train parted by --val-share 0.2"),
-        ("train test", None, r"--data \S+/train parted by --val-share 0.2"),
-        ("train val test", None, "^$"),
         ("bus train", 0.5, "'train' may be a split, or classes as 'bus' may be; name"),
-        (
-            "Bus Train Test",
-            0.5,
-            "'Test' and 'Train' may be splits, or classes as 'Bus'",
-        ),
         ("bus freight_train", 0.5, "^$"),
     ],
 )
@@ -161,6 +153,5 @@ def test_many_classes_without_an_image_are_one_line(tmp_path: Path) -> None:
     )
     _, said, _ = opened(root, 0.2)
     assert "(of a class 0.0% to 100.0%)" in " ".join(said)
-    lines = [line for line in said if "no image in val" in line]
-    assert len(lines) == 1
-    assert re.search(r"of class class \d+, .* and \d+ more$", lines[0])
+    (line,) = [line for line in said if "no image in val" in line]
+    assert re.search(r"of class class \d+, .* and \d+ more$", line)

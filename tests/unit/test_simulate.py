@@ -82,30 +82,3 @@ def test_a_presets_epochs_show_each_name_once_and_take_what_their_pixels_do(
     monkeypatch.setattr(simulate, "replace", lambda plan, **rank: plan)
     with pytest.raises(ValueError, match="some too often"):
         list(simulate.schedule(path, 2, 10, 6))
-
-
-def test_a_preset_that_repeats_samples_shows_fewer_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    split = Split(columns=SyntheticImages(120), source=NoBytes(120))
-    monkeypatch.setattr(simulate, "synthetic", lambda: {"train": split, "val": split})
-    path = tmp_path / "preset.yaml"
-    path.write_text("arch: resnet18\nbatch_size: 3\nepochs: 1\nrepeats: 3\n")
-    assert main(["--config", str(path), "--ranks", "2", "--rate", "10"]) == 0
-    # twenty steps of two threes, of 40 images three times
-    assert "| 1 | 224 | 20 | 120 |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [("task: detection\n", "is of --task detection"), (None, "No such file")],
-)
-def test_what_is_no_preset_of_images_is_a_line(
-    text: str | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "preset.yaml"
-    if text:
-        path.write_text(text)
-    with pytest.raises(SystemExit, match="2"):
-        main(["--config", str(path), "--ranks", "2"])
-    assert told in capsys.readouterr().err

@@ -5,7 +5,7 @@ The truth is a pass of torch's DataLoader over the same files, read by Pillow, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,11 @@ from tests.conformance.scenes import Scene
 SIDE = 24
 PIXELS = Pixels()
 CASES = [
-    (257, 8, 8, 1),
-    (257, 4, 16, 1),
     (289, 16, 1, 1),
     (65, 8, 2, 2),
-    (41, 3, 1, 1),
-    (97, 32, 1, 1),
     (130, 4, 8, 2),
-    (161, 8, 1, 2),
     (33, 32, 1, 1),
     (101, 1, 20, 1),
-    (73, 2, 3, 2),
     (64, 16, 1, 1),
     (19, 2, 2, 2),
 ]
@@ -138,11 +132,16 @@ def test_running_statistics_are_those_of_a_dataloader(
 
 
 @pytest.mark.parametrize(
-    "case", [(40, 4, 1, 1), (40, 1, 2, 1), (40, 1, 1, 2), (37, 2, 4, 1)]
+    ("case", "broken"),
+    [
+        ((40, 4, 1, 1), (0,)),
+        ((40, 1, 2, 1), (7, 11, 12, 30)),
+        ((40, 1, 1, 2), range(20)),
+        ((37, 2, 4, 1), (7, 11, 12, 30)),
+    ],
 )
-@pytest.mark.parametrize("broken", [(0,), (7, 11, 12, 30), (*range(20),)], ids=len)
 def test_what_cannot_be_decoded_is_not_seen_as_zeros(
-    tmp_path: Path, case: tuple[int, ...], broken: tuple[int, ...]
+    tmp_path: Path, case: tuple[int, ...], broken: Iterable[int]
 ) -> None:
     """Also where it is all that a micro-batch has, in the middle, at the beginning and at the end."""
     files = noise(case[0])

@@ -167,15 +167,6 @@ def test_a_tenth_of_pairs_without_splits_validates(tmp_path: Path) -> None:
     assert found.source.low.name(0).endswith("LR/0011x2.png")
 
 
-def test_two_large_images_of_one_name_share_no_small_one(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    images = write(data / "train/HR", 2, even=True)
-    write_small(data / "train/LR", images, 2)
-    write(data / "train/HR", 1, even=True, ending="jpg")
-    said = refused(lambda: opened(data))
-    assert "HR/0000.jpg and HR/0000.png of " in said and "have one name" in said
-
-
 @pytest.mark.parametrize(
     "suffixes", [("_HR", "_LR"), ("", "x2"), ("_SRF_2_HR", "_SRF_2_LR")]
 )
@@ -207,17 +198,6 @@ def test_a_folder_of_small_images_among_the_large_ones(
     others["0000.png"] = others.pop("0.png")
     write_small(tmp_path / "data/album", others, 2)
     assert len(listed(tmp_path / "data", "train", scale=scale)) == 7
-
-
-def test_small_images_are_up_to_eight_times_smaller(tmp_path: Path) -> None:
-    for times in (8, 9):
-        for folder, side in (("Raw Data", 8 * times), ("Raw Data_2", 8)):
-            (tmp_path / str(times) / folder).mkdir(parents=True)
-            for name in ("0.png", "1.png"):
-                pixels = np.zeros((side, side, 3), np.uint8)
-                Image.fromarray(pixels).save(tmp_path / str(times) / folder / name)
-    assert "2 of 4 images" in refused(lambda: opened(tmp_path / "8"))
-    opened(tmp_path / "9")
 
 
 @pytest.mark.parametrize("kind", ["lmdb", "tar"])

@@ -281,12 +281,6 @@ def test_workers_that_hinder_each_other() -> None:
     assert "num_workers=2: 24 hinder each other" in table(verdict.summary([one]))
 
 
-def test_without_an_optimizer_batches_are_counted() -> None:
-    one = rank([window(100, steps=0)] * 3, 200, 300, **IDLE)
-    assert "no step of an optimiser was seen" in table(verdict.summary([one]))
-    assert "no step" not in table(verdict.summary([loads()]))
-
-
 def test_a_batch_whose_size_is_a_guess_is_told() -> None:
     one = rank([window(100)] * 3, 200, 300, **IDLE)
     assert "a batch" not in table(verdict.summary([one]))

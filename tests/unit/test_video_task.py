@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as functional
 
 from saturate.contracts import Batch
 from saturate.settings.config import build
@@ -77,33 +76,6 @@ def test_labels_and_videos_of_the_rows() -> None:
         "videos": [4, 4, 1, -1],
     }
     assert {value.dtype for value in found.values()} == {np.dtype(np.int64)}
-
-
-def test_a_videos_logits_are_the_mean_over_its_views() -> None:
-    logits, videos = epoch()
-    # videos 1 and 3 have fewer
-    few = torch.tensor([view for view in range(len(videos)) if view not in (4, 5, 9)])
-    found = measured((logits[few], batch_of(videos[few])))
-    means = torch.stack(
-        [
-            logits[few][torch.from_numpy(videos[few] == video)].double().mean(dim=0)
-            for video in range(VIDEOS)
-        ]
-    )
-    labels = torch.from_numpy(LABELS.astype(np.int64))
-    ranked = means.argsort(dim=1, descending=True)
-    assert found["top1"] == (ranked[:, 0] == labels).double().mean()
-    assert (
-        found["top5"] == (ranked[:, :5] == labels[:, None]).any(dim=1).double().mean()
-    )
-    assert found["loss"] == pytest.approx(
-        float(functional.cross_entropy(means, labels)), abs=1e-5
-    )
-    assert (found["samples"], found["views"], found["losses_not_finite"]) == (
-        VIDEOS,
-        len(few),
-        0,
-    )
 
 
 def test_failed_views_and_videos() -> None:

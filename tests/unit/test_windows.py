@@ -88,16 +88,12 @@ def test_the_place_of_an_image_in_a_crop(drawn: tuple[int, ...], size: int) -> N
 SHAPES = [
     *[
         (375, 500),
-        (500, 375),
         (1201, 1803),
         (5, 7),
     ],
     *[
-        (1, 1),
         (1, 300),
-        (300, 1),
         (224, 224),
-        (1000, 223),
     ],
     # the margin of 224 in 256 x 259 is 35: its half, 17.5, goes to the even 18; of 256 x 257 it is 16.5, which goes
     # to 16

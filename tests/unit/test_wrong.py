@@ -23,7 +23,6 @@ from saturate.system import fonts
 from saturate.system.drawing import sheet
 from saturate.tasks import _tables
 from saturate.tasks._classification_report import (
-    BINS,
     TITLE,
     ValidationFiles,
     calibration_error,
@@ -158,12 +157,8 @@ def test_what_is_predicted_is_counted_by_class() -> None:
     unsure = answers(-torch.ones(2, 3), torch.zeros(2).long(), binary=True)
     none = summed_up({"extras": {"answers": unsure}}, CLASSES, several=True)
     assert none == "at a probability of 0.5 and above: nothing"
-    many = [f"{number}" for number in range(25)]
-    listed = by_class(np.repeat(np.arange(25), np.arange(25, 0, -1)), many)
-    assert listed.startswith("0 25, 1 24, ") and listed.endswith(
-        ", and 5 other classes"
-    )
-    assert "other" not in by_class(np.arange(20), many)
+    many = [f"{number}" for number in range(21)]
+    assert by_class(np.arange(21), many).endswith(", and 1 other classes")
 
 
 def test_answers_that_nobody_has_collected_are_a_mistake(tmp_path: Path) -> None:
@@ -249,15 +244,6 @@ def test_a_confusion_tells_right_from_wrong_by_its_colours() -> None:
         (cells[1][1], blue, 1.0),
     ):
         assert np.abs(found - (255 - share * (255 - full))).max() <= 1
-    # two lines in a cell, number and share, and one where there is none
-    lines = []
-    for row, at in ((0, 1), (1, 0)):
-        cell = pixels[
-            210 + 450 * row : 640 + 450 * row, 210 + 450 * at : 640 + 450 * at
-        ]
-        inked = (cell.max(axis=2) < 80).any(axis=1)
-        lines.append(int(np.count_nonzero(np.diff(inked.astype(int)) == 1)))
-    assert lines == [2, 1]
 
 
 def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
@@ -274,15 +260,6 @@ def test_files_of_earlier_weights_go(tmp_path: Path) -> None:
         left.append({*files} & {path.name for path in tmp_path.iterdir()})
     told.reporter.close()
     assert left == [{*files}, {*files} - {"mistakes.png"}, set()]
-
-
-def test_names_in_pictures_are_legible_and_fit() -> None:
-    assert not fonts.lacking("öéñłŻ", fonts.path())
-    assert fonts.lacking("\U0010fffd\ue123", fonts.path()) == 2
-    for name in ("W" * 40, "two\nlines" * 9, "\udcff" * 40, "i"):
-        text, own = fonts.line(name, 150, 18)
-        assert own.getlength(text) <= 150
-    assert fonts.line("a  bee", 150, 18)[0] == "a bee"
 
 
 RARE = ("\u24b6", "\u24b7 b", "c \u24b8")
@@ -317,6 +294,16 @@ def test_names_are_places_where_no_font_has_their_letters_and_a_line_says_so(
     assert fonts.unseen(RARE) is None
 
 
+SATURATED = torch.tensor(
+    [[18.0, 25, -3, -4, -5, -6], [30, 19, -3, -4, -5, -6], [17.5, 17, 40, -1, -1, -1]]
+)
+"""Several probabilities of a row are 1 once they are rounded to float32."""
+UNDERFLOWN = torch.tensor(
+    [[200.0, 0, 50, 20, 10, 90], [0, 200, 130, 20, 10, 90], [0, 1, 2, 300, 4, 5]]
+)
+"""All probabilities but one of a row are 0 once they are rounded to float32."""
+
+
 def test_fonts_of_the_machine_are_plain_ones_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,16 +316,6 @@ def test_fonts_of_the_machine_are_plain_ones_in_order(
     names = [Path(file).name for file in fonts.others.__wrapped__()]
     assert names == [best.name, "wqy-zenhei.ttc", "msyh.ttc"]
     assert fonts.lacking("a", str(best)) == 1, "what is no font draws nothing"
-
-
-SATURATED = torch.tensor(
-    [[18.0, 25, -3, -4, -5, -6], [30, 19, -3, -4, -5, -6], [17.5, 17, 40, -1, -1, -1]]
-)
-"""Several probabilities of a row are 1 once they are rounded to float32."""
-UNDERFLOWN = torch.tensor(
-    [[200.0, 0, 50, 20, 10, 90], [0, 200, 130, 20, 10, 90], [0, 1, 2, 300, 4, 5]]
-)
-"""All probabilities but one of a row are 0 once they are rounded to float32."""
 
 
 @pytest.mark.parametrize("kind", ["images", "sets"])
@@ -378,22 +355,6 @@ def test_all_labels_of_a_sample_are_told() -> None:
     assert sure == ["g", "f", "e", "d", "a", "b", "c"]
     told = summed_up(result, "abcdefgh", several=True)
     assert told.endswith(", ".join(f"{name} 1" for name in sure))
-
-
-def test_calibration_is_how_far_probabilities_are_from_being_right() -> None:
-    logits = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(200) % 3
-    found = answers(logits, labels)
-    expected = 0.0
-    for lower in range(BINS):
-        inside = (found.shares[:, 0] * BINS).astype(int) == lower
-        right = (found.classes[:, 0] == labels.numpy())[inside]
-        expected += (
-            inside.mean() * abs(right.mean() - found.shares[inside, 0].mean())
-            if inside.any()
-            else 0
-        )
-    assert calibration_error(found) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_tracker_that_is_not_installed(
