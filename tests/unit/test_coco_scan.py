@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -21,6 +22,7 @@ from pycocotools import mask as coco_mask
 from saturate.dataset.coco.annotation_file import NotCoco, entries, uncompressed
 from saturate.dataset.coco.columns import Instances
 from saturate.dataset.coco.scan import NOUN
+from saturate.dataset.images.columns import slow_to_decode
 from tests.unit.coco_files import (
     changed,
     counts,
@@ -170,14 +172,36 @@ def test_a_missing_area_is_that_of_the_box(data: Path) -> None:
     assert found.area.tolist() == (found.boxes[:, 2] * found.boxes[:, 3]).tolist()
 
 
+def shares(one: dict[str, Any]) -> None:
+    one["bbox"] = [value / 128 for value in one["bbox"]]
+
+
+def half_are_crowds(one: dict[str, Any]) -> None:
+    one["iscrowd"] = one["id"] % 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shares, "20 of 20 boxes are not larger than a pixel"),
+        (half_are_crowds, "of 20 annotations are crowds (iscrowd 1): no detector"),
+    ],
+)
+def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -> None:
+    (line,) = with_each(data, change).warnings
+    assert said in line
+
+
 AGAIN = "boxes are there before"
 
 
 @pytest.mark.parametrize(
     ("box", "said"),
     [
+        ([10, 10, 1e6, 30], "boxes reach out of their images"),
         ([10, 10, 30, 87.5], "boxes reach out of their images"),
         ([-1.5, 10, 30, 30], "boxes reach out of their images"),
+        ([0.1, 0.1, 0.3, 0.3], "boxes are not larger than a pixel"),
         ([0, 0, 1, 1], "boxes are not larger than a pixel"),
         (None, AGAIN),
         ([-1, -1, 98, 98], ""),
@@ -254,6 +278,23 @@ def test_a_file_is_of_one_image(data: Path) -> None:
     assert ["may be the same file" in line for line in reasons(found)] == [True] * 4
 
 
+def test_a_category_without_keypoints_beside_one_with(data: Path) -> None:
+    """Both are trained: the boxes of the one have no keypoint to learn."""
+    written = document(data, "train2017", "person_keypoints")
+    others = document(data, "train2017")
+    written["categories"].insert(0, {"id": 0, "name": "animal", "keypoints": []})
+    written["categories"].append({"id": 5, "name": "triangle"})
+    triangles = [one for one in others["annotations"] if one["category_id"] == 5]
+    written["annotations"] += triangles
+    write(data, "train2017", written, "person_keypoints")
+    found = opened(data, keypoints=True)
+    assert found.rejected == 0 and found.keypoints.shape == (6 + len(triangles), 5, 3)
+    assert found.classes == ("__background__", "animal", "person", "triangle")
+    seen = (found.keypoints[..., 2] > 0).any(axis=1)
+    assert seen.tolist() == (found.category == 1).tolist()
+    assert found.usable.all()
+
+
 @settings(max_examples=50)
 @given(st.integers(1, 30), st.integers(1, 300), st.integers(0, 2**32))
 def test_compressed_run_lengths_are_pycocotools(h: int, w: int, seed: int) -> None:
@@ -272,3 +313,10 @@ def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
     assert again.folder != first.folder
     (data / "train2017" / NAME).rename(data / "moved.jpg")
     assert opened(data).rejected == 1
+
+
+def test_photographs_with_boxes_are_not_told_to_be_packed(data: Path) -> None:
+    """scripts.pack packs no boxes."""
+    found = opened(data, "train")
+    large = replace(found, height=found.height + 3000, width=found.width + 4000)
+    assert slow_to_decode(large, 320)["above_side"] == 0
