@@ -48,15 +48,16 @@ class Why:
         before: tuple[object, ...] = (),
         command: tuple[object, ...] = WHY,
         lines: str = "",
-        anew: dict[str, str] | None = None,
+        forks: bool = True,
+        **environment: str,
     ) -> Process:
-        """Run PROGRAM, or a program of these lines; with `anew`, variables, by processes that are not forked."""
+        """Run PROGRAM, or a program of these lines, with these variables more. By default processes are forked."""
         file = self.train.cwd / "program.py" if lines else PROGRAM
         if lines:
             file.write_text(lines)
-        train = self.train if anew is None else replace(self.train, zygote=None)
+        train = self.train if forks else replace(self.train, zygote=None)
         all_words = (*command, *flags, "--json", self.json, "--", *before, file, *words)
-        process = train.python(*all_words, env=importable(train.env | (anew or {})))
+        process = train.python(*all_words, env=importable(train.env | environment))
         process.wait()
         return process
 
@@ -81,7 +82,7 @@ def is_about(by_hand: float, rate: float) -> bool:
 
 def test_the_figures_are_those_by_hand(why: Why) -> None:
     """8 samples a batch: 20 ms a step are 400 samples/s, 8 reads of 5 ms by a worker 200, by two of them 400."""
-    found = why.found("read_ms=5", "step_ms=20")
+    found = why.found("read_ms=5", "step_ms=20", TURNS="3")
     assert is_about(400, found["ceiling"]["compute"]["rate"])
     assert is_about(200, found["ceiling"]["loader"]["rate"])
     assert is_about(200, found["rate"]["steady"])
@@ -115,9 +116,9 @@ def test_without_workers_loader_and_step_take_turns(why: Why) -> None:
         "import sys, runpy\nassert sys.has_begun\nsys.argv[:] = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    how = {"before": (folder / "says.py",), "anew": {"PYTHONPATH": f"{folder}"}}
     words = "read_ms=5", "step_ms=10", "workers=0", "batch=4"
-    found = why.found(*words, **how)
+    how = {"before": (folder / "says.py",), "PYTHONPATH": f"{folder}"}
+    found = why.found(*words, forks=False, **how)
     assert is_about(4 / 0.03, found["rate"]["steady"])
     assert len(found["ranks"][0]["windows"]["own"]) == 3
     predicted = {one["what"]: one["rate"] for one in found["what_if"]}
@@ -257,8 +258,8 @@ WORDS = {"by sys.argv again": ["ranks=again"], "spawned": ["ranks=spawn"]}
 def test_two_ranks_however_they_start(start: str, why: Why) -> None:
     """Rank 1 reads 2 ms longer a sample, and both wait for it: 4 samples of each rank in 20 ms are 400 a second."""
     words = ["read_ms=3", "slow_rank_ms=2", "batch=4", *WORDS.get(start, [])]
-    anew = {"MASTER_PORT": f"{free_port()}"}
-    found = why.found(*words, **STARTS[start], anew=anew)
+    how = STARTS[start] | {"MASTER_PORT": f"{free_port()}"}
+    found = why.found(*words, forks=False, **how)
     assert found["world_size"] == 2
     assert is_about(400, found["rate"]["steady"])
     assert is_about(400, found["ceiling"]["loader"]["rate"])
@@ -457,8 +458,7 @@ if rank == "0":
 
 def of_two_ranks(why: Why, lines: str, *flags: str) -> Process:
     """Run a program like OF_STREAMS."""
-    why.train.env |= {"MASTER_PORT": f"{free_port()}"}
-    ended = why(lines=lines, flags=flags)
+    ended = why(lines=lines, flags=flags, MASTER_PORT=f"{free_port()}")
     assert ended.returncode == 0, ended.err
     return ended
 

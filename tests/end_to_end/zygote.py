@@ -146,8 +146,36 @@ def tell(child: int, status: Path) -> None:
     note_end(status, os.waitstatus_to_exitcode(how))
 
 
+class Forked(subprocess.Popen[bytes]):
+    """What `python ARGV` starts, forked from this process, which has imported torch already."""
+
+    def _execute_child(self, args: Any, *how: Any) -> None:
+        if args[0] != sys.executable:
+            super()._execute_child(args, *how)  # type: ignore[misc]
+            return
+        self._child_created = True
+        before = dict(os.environ)
+        # hooks.py looks for the folder of the run as this process forks
+        os.environ.update(how[5])
+        self.pid = os.fork()
+        if self.pid == 0:
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if how[-2]:
+                os.setsid()
+            run([word for word in args[1:] if word != "-u"])
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def import_train() -> None:
     """Import what train.py does, and have its ranks and ceilings wait less than those of many hosts."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+        subprocess_handler,
+    )
+
     from saturate.engine import ranks
     from saturate.loaders.videos._planes import compile_kernels
     from saturate.report import ceilings
@@ -168,31 +196,23 @@ def import_train() -> None:
     ranks.LOOK_S = 0.01
     ranks.BEAT_S = 0.5
     ranks.CLOSED_S = 1.0
-
-
-class ForkedProgram(subprocess.Popen[bytes]):
-    """A program under `saturate why` that is forked from its launcher, and so has imported torch already."""
-
-    def _execute_child(self, args: Any, *how: Any) -> None:
-        if args[0] != sys.executable:
-            super()._execute_child(args, *how)  # type: ignore[misc]
-            return
-        # hooks.py looks for the folder of the run as this process forks
-        os.environ.update(how[5])
-        self._child_created = True
-        self.pid = os.fork()
-        if self.pid == 0:
-            run(args[1:])
+    # torchrun forks its ranks
+    subprocess_handler.Popen = Forked  # type: ignore[assignment, misc]
 
 
 def import_measured() -> None:
-    """Import what a program under `saturate why` does, and have that command fork its program, and take two turns."""
+    """Import what a program under `saturate why` does, and have that command fork its program, and take two turns, or
+    as many as the variable TURNS has.
+    """
     import torch
 
     # the first optimiser of a process imports for two seconds
     torch.optim.SGD([torch.zeros(1)])
-    launch.subprocess = SimpleNamespace(Popen=ForkedProgram)  # type: ignore[assignment]
-    sys.modules["saturate.why.phases"].TURNS = 2  # type: ignore[attr-defined]
+    launch.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
+    phases = sys.modules["saturate.why.phases"]
+    os.register_at_fork(
+        after_in_child=lambda: setattr(phases, "TURNS", int(os.environ.get("TURNS", 2)))
+    )
 
 
 def main() -> None:
