@@ -81,18 +81,18 @@ def is_about(by_hand: float, rate: float) -> bool:
 
 
 def test_the_figures_are_those_by_hand(why: Why) -> None:
-    """8 samples a batch: 20 ms a step are 400 samples/s, 8 reads of 5 ms by a worker 200, by two of them 400."""
-    found = why.found("read_ms=5", "step_ms=20", TURNS="3")
-    assert is_about(400, found["ceiling"]["compute"]["rate"])
-    assert is_about(200, found["ceiling"]["loader"]["rate"])
-    assert is_about(200, found["rate"]["steady"])
+    """4 samples a batch: 20 ms a step are 200 samples/s, 4 reads of 10 ms by a worker 100, by two of them 200."""
+    found = why.found("read_ms=10", "step_ms=20", "batch=4", TURNS="3")
+    assert is_about(200, found["ceiling"]["compute"]["rate"])
+    assert is_about(100, found["ceiling"]["loader"]["rate"])
+    assert is_about(100, found["rate"]["steady"])
     assert found["bound"] == "loader"
     assert found["binds"]["stage"] == "read"
-    assert found["batch_size"] == 8
-    assert found["stages"]["read"]["ms"] == pytest.approx(5, rel=0.2)
+    assert found["batch_size"] == 4
+    assert found["stages"]["read"]["ms"] == pytest.approx(10, rel=0.2)
     predicted = {one["what"]: one["rate"] for one in found["what_if"]}
     # what the step can, so that more of them give nothing
-    assert is_about(400, predicted["num_workers=2"])
+    assert is_about(200, predicted["num_workers=2"])
     assert "num_workers=4" not in predicted
     found = why.found("read_ms=2", "step_ms=25", "workers=2", "batch=4")
     # on a busy machine the step waits for a core
