@@ -32,7 +32,6 @@ DEFAULTS: dict[str, Any] = {
     "start": "",  # of the workers: fork, spawn or forkserver
     "persistent": 0,
     "begin_ms": 0.0,  # slept by each worker as it begins
-    "validate_every": 0,  # steps; 20 batches of another loader
     "loop": "plain",
     "ranks": "",  # how the second one is started: again (by sys.argv, as Lightning does), spawn
     "save": "",  # a file that each step is written to
@@ -90,7 +89,6 @@ class Program:
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999)
         if asked["loop"] == "scaler":
             self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-        self.validation = DataLoader(Data({**asked, "read_ms": 1.0}), asked["batch"])
         self.loader = loader_of(asked) if asked["persistent"] else None
         self.steps = 0
 
@@ -161,9 +159,6 @@ class Program:
         if asked["fail"] and self.steps == 40:
             print("my own words", file=sys.stderr)
             sys.exit(asked["fail"])
-        if asked["validate_every"] and self.steps % asked["validate_every"] == 0:
-            for _ in itertools.islice(self.validation, 20):
-                pass
 
     def train(self) -> None:
         while self.steps < self.asked["steps"]:

@@ -14,7 +14,8 @@ from saturate.engine import unkillable
 # all agents are on this machine
 if "PATIENT" not in os.environ:
     unkillable.BEAT_S, unkillable.SILENT_S, unkillable.JOIN_S = 0.3, 2.0, 1.0
-    unkillable.MOVES_S, unkillable.ALONE_S = 5.0, 12.0
+    unkillable.MOVES_S = 5.0
+    unkillable.ALONE_S = float(os.environ.get("ALONE_S", 12))
 
 from saturate.engine.loop import Training
 from saturate.run import train  # --unkillable forks in here

@@ -123,6 +123,21 @@ def meeting(ranks: int) -> list[dict[str, str]]:
     ]
 
 
+@contextmanager
+def zygote_of(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start zygote.py in this environment; kill it at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.end_to_end.zygote"],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()  # a process that a test has forked may hold stdin open: its end never comes
+
+
 def forked(zygote: subprocess.Popen[str], order: dict[str, Any]) -> int:
     assert zygote.stdin and zygote.stdout
     zygote.stdin.write(json.dumps(order) + "\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.hosts import Host, network
-from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, until
+from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, reached, until
 from tests.end_to_end.test_unkillable import (
     EVERY,
     LOGGED,
@@ -54,6 +54,8 @@ class Cluster(Ranks):
         common |= {"LOCAL_RANK": "0", "RANK": str(host.number), "MASTER_PORT": "29500"}
         common |= {"MASTER_ADDR": first.address, "SAMPLES": str(self.samples)}
         common |= {"SLEPT_S": str(self.slept_s)}
+        # of two hosts no other one may come meanwhile
+        common |= {"ALONE_S": "4"} if len(self.hosts) == 2 else {}
         # else pages of frames where a store is lost
         common |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
         words = f"{WORDS} {self.flags} --data {self.data}".split()
@@ -123,7 +125,7 @@ def test_of_two_hosts_who_has_the_lock_goes_on(
         if not shared:
             hosts[1].folder = train.cwd / "elsewhere"
             hosts[1].folder.mkdir()
-        cluster = Cluster(train, pictures, hosts)
+        cluster = Cluster(train, pictures, hosts, slept_s=0.1)
         before = len(parts(cluster.samples))
         hosts[0].cut()
         ranks = [*cluster.there.values()]
@@ -141,6 +143,7 @@ def test_of_two_hosts_who_has_the_lock_goes_on(
         (winner,) = (rank for rank in ranks if rank is not other)
         cluster.there = {0: winner}
         assert cluster.go_on(before).ranks == 1
+        reached(train.cwd / "run", 30)  # an epoch has 24 steps at most
         winner.send(signal.SIGTERM)
         assert winner.wait() == 143
         same_as_planned(cluster)

@@ -26,12 +26,12 @@ WAITS = "--transforms benchmarks.planted:waits"
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (
             # in steps: within seconds a busy machine may do one or two, which wait for their first batch
-            "--steps 12 --val-every 0 --ceilings false --arch squeezenet1_1 --batch-size 24 --image-size 192",
+            "--steps 6 --val-every 0 --ceilings false --arch squeezenet1_1 --batch-size 16 --image-size 160",
             "step",
             "backward",
         ),
         (
-            "--steps 8 --val-every 0 --ceilings false --save-every-steps 1 --arch benchmarks.planted:heavy",
+            "--steps 4 --val-every 0 --ceilings false --save-every-steps 1 --arch benchmarks.planted:heavy",
             "pause",
             "checkpoint",
         ),

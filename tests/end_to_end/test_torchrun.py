@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,12 @@ def test_after_ctrl_c_the_last_line_says_how_to_go_on(
 ) -> None:
     """torchrun's traceback comes behind all that its ranks say, so a process says the line behind it, and then ends.
 
-    The command is the package's own.
+    The command is the package's own, and starts its ranks as a user's does.
     """
     flags = f"{SMALL} --epochs 100000 --val-every 0".split()
     words = (*TORCHRUN, "-m", "saturate", "train", "--data", pictures, *flags)
-    process = train.python(*words, env=importable(train.env))
+    anew = replace(train, zygote=None)
+    process = anew.python(*words, env=importable(train.env))
     reached(train.cwd / "run", 2, process)
     process.interrupt()
     assert process.wait() != 0

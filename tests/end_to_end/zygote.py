@@ -1,5 +1,8 @@
 """Starts programs quickly: imports once what train.py imports, then forks a process for each.
 
+With saturate/why/start on PYTHONPATH it has imported torch alone, under the hooks of `saturate why`: commands of that
+are forked then, and the programs that they measure, too.
+
 The child runs a command line of Python's (FILE, -m MODULE or -c CODE, and arguments) in a session of its own.
 One JSON object a line on stdin (see runs.Runner), the child's process id as the answer; its exit status goes
 to a file.
@@ -18,20 +21,17 @@ import resource
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from PIL import Image
 
-from saturate.engine import ranks
-from saturate.loaders.videos._planes import compile_kernels
-from saturate.report import ceilings
-from saturate.settings.config import parse
-from saturate.tasks import TASKS
+from saturate.why import hooks, launch
 from tests.disk import unsynced
 from tests.end_to_end.runs import note_end
 
@@ -40,11 +40,6 @@ BY_NAME = (
         "torch.utils.tensorboard.summary",
         "saturate.loaders.synthetic",
         "saturate.loaders.images.torchvision",
-    ),
-    *(
-        f"{room}.{task}"
-        for task in TASKS
-        for room in ("saturate.tasks", "saturate.models")
     ),
     *(
         "faster_coco_eval",
@@ -59,6 +54,7 @@ BY_NAME = (
 """What train.py imports when it knows what is asked for."""
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "saturate/run/train.py"
+ROOMS = "tasks", "models"
 CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000  # linux/sched.h
 
 
@@ -131,7 +127,7 @@ def run(words: list[str]) -> NoReturn:
     except SystemExit as stop:
         code = stop.code
     except BaseException as error:
-        traceback.print_exc()
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
         interrupted = isinstance(error, KeyboardInterrupt)
     threading._shutdown()  # type: ignore[attr-defined]
@@ -144,22 +140,50 @@ def run(words: list[str]) -> NoReturn:
     os._exit(code or 0)  # giving back every object one by one takes a second
 
 
-def shorten_waits() -> None:
-    """Have ranks of one machine, whose store answers at once, wait less than ranks of many hosts."""
-    ranks.ALONE_AFTER_S = 1.0
-    ranks.LOOK_S = 0.01
-    ranks.BEAT_S = 0.5
-    ranks.CLOSED_S = 1.0
-
-
 def tell(child: int, status: Path) -> None:
     """Wait for the child, and write how it ended."""
     _, how = os.waitpid(child, 0)
     note_end(status, os.waitstatus_to_exitcode(how))
 
 
-def main() -> None:
-    for module in (*imported_by(TRAIN), *BY_NAME):
+class Forked(subprocess.Popen[bytes]):
+    """What `python ARGV` starts, forked from this process, which has imported torch already."""
+
+    def _execute_child(self, args: Any, *how: Any) -> None:
+        if args[0] != sys.executable:
+            super()._execute_child(args, *how)  # type: ignore[misc]
+            return
+        self._child_created = True
+        before = dict(os.environ)
+        # hooks.py looks for the folder of the run as this process forks
+        os.environ.update(how[5])
+        self.pid = os.fork()
+        if self.pid == 0:
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if how[-2]:
+                os.setsid()
+            run([word for word in args[1:] if word != "-u"])
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def import_train() -> None:
+    """Import what train.py does, and have its ranks and ceilings wait less than those of many hosts."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+        subprocess_handler,
+    )
+
+    from saturate.engine import ranks
+    from saturate.loaders.videos._planes import compile_kernels
+    from saturate.report import ceilings
+    from saturate.settings.config import parse
+    from saturate.tasks import TASKS
+
+    of_tasks = (f"saturate.{room}.{task}" for task in TASKS for room in ROOMS)
+    for module in (*imported_by(TRAIN), *BY_NAME, *of_tasks):
         importlib.import_module(module)
     compile_kernels()
     # the parser reads the docstrings of all settings once
@@ -167,7 +191,32 @@ def main() -> None:
     Image.preinit()
     os.fsync = unsynced
     ceilings.LEAST_S = 1.0
-    shorten_waits()
+    # ranks of one machine, whose store answers at once
+    ranks.ALONE_AFTER_S = 1.0
+    ranks.LOOK_S = 0.01
+    ranks.BEAT_S = 0.5
+    ranks.CLOSED_S = 1.0
+    # torchrun forks its ranks
+    subprocess_handler.Popen = Forked  # type: ignore[assignment, misc]
+
+
+def import_measured() -> None:
+    """Import what a program under `saturate why` does, and have that command fork its program, and take two turns, or
+    as many as the variable TURNS has.
+    """
+    import torch
+
+    # the first optimiser of a process imports for two seconds
+    torch.optim.SGD([torch.zeros(1)])
+    launch.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
+    phases = sys.modules["saturate.why.phases"]
+    os.register_at_fork(
+        after_in_child=lambda: setattr(phases, "TURNS", int(os.environ.get("TURNS", 2)))
+    )
+
+
+def main() -> None:
+    (import_measured if hooks.FOLDER in os.environ else import_train)()
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of this process
     # Ctrl-C ends pytest, and then our stdin
