@@ -47,9 +47,9 @@ SWEEPS: dict[str, str] = {
             "workers_however*[[!f]*]",
             "two_ranks*[[!b]*]",
             "loops[[!ht]*]",
-            "the_cause*[[!v]*]",
         )
     },
+    f"{RUNS}why.py::test_the_cause*": "test_a_pause_is_no_part_of_a_step, and the figures by hand",
     # other sizes, accumulations and seeds of sets whose last step is short
     f"{RUNS}cut_off.py::test_of_three*[another]": "the host with the store, and killed ranks in test_unkillable.py",
     **{
