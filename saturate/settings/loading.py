@@ -56,7 +56,7 @@ class Loading(Settings):
     read_threads: PositiveInt | None = setting(
         None, resume="free", evaluation="own", ranks="own"
     )
-    """torchvision, dali-fed: reads that each worker has under way together, of samples that are no files of
+    """torchvision, dali-fed, paired: reads that each worker has under way together, of samples that are no files of
     their own or lie behind URLs. Default: 16 behind URLs; 8 in a store of this machine while a read takes
     longer than 0.3 ms, else 1."""
     read_delay_ms: NotNegative = setting(
