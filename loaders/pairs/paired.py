@@ -22,7 +22,7 @@ from PIL import Image
 from saturate.contracts import Array, Feed, Pixels, Rows
 from saturate.dataset.pairs.columns import Pairs, PairSource
 from saturate.loaders import Undecodable
-from saturate.loaders._read_retry import mark, patiently, read
+from saturate.loaders._read_retry import Reads, mark, patiently, read
 from saturate.loaders._stages import lap
 from saturate.loaders._staging import Staged, Stager, Staging, without
 from saturate.loaders._workers import PART, Work, Workers
@@ -175,9 +175,17 @@ class Cutting(Work):
         self._sides = [(feed.source, feed.columns.high)]
         if feed.source.low is not None and feed.columns.low is not None:
             self._sides.append((feed.source.low, feed.columns.low))
+        self._reads = Reads(feed.source)
         self._scale = scale
         self._decode: Decode = READERS[reader]()
         self._pil: Decode = READERS["pil"]()
+
+    def ask(self, samples: Array) -> None:
+        """Begin to read the large images, each by the first of the samples that show it, as __call__ does."""
+        images = self._source.images[samples]
+        first = np.flatnonzero(np.diff(images, prepend=-1))
+        asked = [at for at in first.tolist() if not self._by_region(0, int(images[at]))]
+        self._reads.ask(samples[asked])
 
     def __call__(self, rows: Rows, slot: Array) -> tuple[int, ...]:
         lows, highs = small_and_large(slot, rows, self._scale)
@@ -233,16 +241,15 @@ class Cutting(Work):
         self, side: int, sample: int, regions: list[Region], plain: bool
     ) -> list[Array]:
         """Return the pixels of each region of one image, the large or the small one. `plain`: it is a plain JPEG."""
-        source, columns = self._sides[side]
+        source, _ = self._sides[side]
         image = int(source.images[sample])
-        # behind a URL a whole image is one request, and the cache has it
-        if not source.remote and raw.readable(columns, image):
+        if self._by_region(side, image):
             read_all = partial(raw.read_regions, source.source, image, regions)
             pixels = patiently(source, sample, read_all)
             if pixels is not None:
                 lap("read")
                 return pixels
-        data = read(source, sample)
+        data = read(source, sample) if side else self._reads.read(sample)
         lap("read")
         mark(sample)
         lefts, tops, rights, bottoms = zip(*regions, strict=True)
@@ -258,6 +265,12 @@ class Cutting(Work):
             decoded[y0 - top : y1 - top, x0 - left : x1 - left]
             for x0, y0, x1, y1 in regions
         ]
+
+    def _by_region(self, side: int, image: int) -> bool:
+        """Whether of an image nothing but its regions is read."""
+        source, columns = self._sides[side]
+        # behind a URL a whole image is one request, and the cache has it
+        return not source.remote and raw.readable(columns, image)
 
 
 def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:

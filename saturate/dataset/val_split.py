@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -53,7 +53,9 @@ class Part(Images):
         )
         columns |= {"path_bytes": whole.path_bytes[of_bytes], "path_offsets": offsets}
         own = {"fingerprint": digest.hexdigest(), "scan": whole, "places": places}
-        return cls(**vars(whole) | columns | own)
+        # of a scan of shards, whose places in them a part has no need of
+        known = {field.name: getattr(whole, field.name) for field in fields(Images)}
+        return cls(**known | columns | own)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Part.from_places, (self.scan, self.places)

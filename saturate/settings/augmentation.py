@@ -74,7 +74,8 @@ class AugmentationSettings(Settings):
     (ImageNet's), 3augment (greyscale, solarize or blur), none, or timm's string, such as
     rand-m9-mstd0.5-inc1. Pixels are moved bilinearly."""
     color_jitter: NotNegative = 0.0
-    """Brightness, contrast and saturation are scaled by up to 1 +- this, in an order that is drawn."""
+    """Brightness, contrast and saturation are scaled by up to 1 +- this, in an order that is drawn. For
+    detectors contrast is about black, not about the image's mean: a second brightness, as in SSD."""
     hue_jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.0
     """The hue is turned by up to this share of a circle, to either side."""
     grayscale: Share = 0.0
@@ -88,13 +89,13 @@ class AugmentationSettings(Settings):
     f(image, rng) takes and returns uint8 [height, width, 3]. For images with a label, by the torchvision
     loader."""
     transforms_on: Literal["output", "region"] = setting(
-        "output", tasks=LABELLED_IMAGES, needs=("loader", "torchvision")
+        "output", tasks=LABELLED_IMAGES, needs=("transforms",)
     )
     """Which pixels that function gets: output = those that the network will see, before they are flipped;
     region = those of the training window at the file's own size, before it is resized."""
     erase: Share = 0.0
     """Probability that a rectangle of 2 to 33 % of a training image is erased."""
-    erase_mode: Literal["const", "rand", "pixel"] = "const"
+    erase_mode: Literal["const", "rand", "pixel"] = setting("const", needs=("erase",))
     """What an erased rectangle becomes: --mean, one colour, or normal noise around --mean pixel by pixel."""
     mixup: Alpha = setting(0.0, tasks=CLASSIFIERS)
     """Mixup: alpha of Beta(alpha, alpha), which the share of the own image and label is drawn from, once a
@@ -104,7 +105,7 @@ class AugmentationSettings(Settings):
     --mix-switch-prob says which."""
     mix_prob: Share = setting(1.0, tasks=CLASSIFIERS)
     """Probability that a micro-batch is mixed, where --mixup or --cutmix is on."""
-    mix_switch_prob: Share = setting(0.5, tasks=CLASSIFIERS)
+    mix_switch_prob: Share = setting(0.5, tasks=CLASSIFIERS, needs=("cutmix",))
     """Probability of cutmix where both are on."""
     val_window: Literal["center", "stretch"] | None = setting(
         None, tasks=LABELLED_IMAGES, changes_rate=False, evaluation="checkpoint"

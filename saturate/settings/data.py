@@ -14,6 +14,7 @@ from saturate.settings.types import (
     CLASSIFIERS,
     LABELLED_IMAGES,
     STILLS,
+    STORED,
     setting,
 )
 
@@ -42,7 +43,12 @@ class Data(Settings):
     """Share of the images of a --data that has class folders, and neither train/ nor val/, that validates: a
     file does by its name alone, so that a new file moves no other. Copies of an image are on one side."""
     val_seed: Annotated[int, Field(ge=0)] = setting(
-        0, tasks=CLASSIFIERS, changes_rate=False, resume="scanned", of_data=True
+        0,
+        tasks=CLASSIFIERS,
+        needs=("val_share",),
+        changes_rate=False,
+        resume="scanned",
+        of_data=True,
     )
     """Seed of --val-share: with another one other files validate."""
     val_group: str | None = setting(
@@ -107,10 +113,17 @@ class Data(Settings):
     )
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""
-    cache_dir: Path | None = setting(None, resume="free", evaluation="own", ranks="own")
+    cache_dir: Path | None = setting(
+        None, tasks=STORED, resume="free", evaluation="own", ranks="own"
+    )
     """Folder on a disk of this machine that keeps samples read from URLs, for all ranks and later runs."""
     cache_gib: PositiveFloat = setting(
-        100.0, resume="free", evaluation="own", ranks="own"
+        100.0,
+        tasks=STORED,
+        needs=("cache_dir",),
+        resume="free",
+        evaluation="own",
+        ranks="own",
     )
     """Most GiB that --cache-dir holds; what is in it stays, and what comes later is not kept."""
     rescan: bool = setting(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from saturate.settings.cli import Settings
-from saturate.settings.types import AUGMENTED, STILLS, NotNegative, setting
+from saturate.settings.types import AUGMENTED, STILLS, STORED, NotNegative, setting
 
 
 class Loading(Settings):
@@ -54,9 +54,9 @@ class Loading(Settings):
     pin_memory: bool = setting(True, resume="free", evaluation="own", ranks="own")
     """Copy to the GPU from page-locked memory; false shows what that is worth."""
     read_threads: PositiveInt | None = setting(
-        None, resume="free", evaluation="own", ranks="own"
+        None, tasks=STORED, resume="free", evaluation="own", ranks="own"
     )
-    """torchvision, dali-fed: reads that each worker has under way together, of samples that are no files of
+    """torchvision, dali-fed, paired: reads that each worker has under way together, of samples that are no files of
     their own or lie behind URLs. Default: 16 behind URLs; 8 in a store of this machine while a read takes
     longer than 0.3 ms, else 1."""
     read_delay_ms: NotNegative = setting(

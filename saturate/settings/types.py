@@ -14,6 +14,8 @@ NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 LABELLED_IMAGES = ("classification",)
 CLASSIFIERS = ("classification", "video")
 STILLS = ("classification", "detection")
+# whose images may be entries of a store, or lie behind URLs
+STORED = ("classification", "superres")
 AUGMENTED = ("classification", "detection", "video")
 """Groups of tasks, for `tasks` of Facts: a setting of LABELLED_IMAGES is read by --task classification alone."""
 

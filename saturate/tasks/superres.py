@@ -6,7 +6,7 @@ To predict, each image is enlarged and written as a PNG file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +43,7 @@ from saturate.dataset.pairs.columns import (
 from saturate.dataset.pairs.layouts import HOLDS
 from saturate.dataset.pairs.scan import open_pairs
 from saturate.dataset.stores.bucket import local
+from saturate.dataset.stores.read_ahead import latency_note, read_ahead
 from saturate.dataset.synthetic import NoBytes
 from saturate.dataset.val_split import Part
 from saturate.models import Native, Registry
@@ -380,7 +381,16 @@ class SuperresKind(TaskKind):
                 )
             for line in messages:
                 console.warn(f"{name}: {line}")
-            columns = splits[name].columns
+            columns, pairs = splits[name].columns, splits[name].source
+            assert isinstance(pairs, PairSource)
+            # small images that are stored are files, of which one is read at a time
+            large = pairs.source
+            threads = opening.read_threads
+            far = read_ahead(large, threads, data.cache_dir, data.cache_gib)
+            told = source_of(large, pairs.images, pairs.low)
+            splits[name] = replace(splits[name], source=told)
+            if far and name == "train":
+                console.info(latency_note(large))
             how = "made of" if columns.made else "stored beside"
             console.info(
                 f"{name}: {counted(len(columns.images), 'image')}, the small ones are {how} the large ones"

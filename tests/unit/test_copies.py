@@ -21,6 +21,7 @@ from saturate.run import pack
 from saturate.settings.config import build
 from saturate.tasks import kind_of
 from saturate.tasks.kind import Opening
+from tests.conformance import sources
 from tests.unit import superres_files
 from tests.unit.coco_files import write_coco
 from tests.unit.folders import JPEG, fill, refused
@@ -164,19 +165,33 @@ def test_copies_of_images_with_boxes(tmp_path: Path) -> None:
     assert line.startswith("1 of 4 samples of val are copies of train's")
 
 
-def test_copies_of_large_images(tmp_path: Path) -> None:
-    superres_files.write(tmp_path / "data/train", 4, side=60)
-    superres_files.write(tmp_path / "data/val", 3, side=60)
-    fill(
-        tmp_path / "data/val",
-        {"own.png": superres_files.encoded(superres_files.picture(99, 70, 70), "png")},
-    )
-    flat = {"data": tmp_path / "data", "manifest_dir": tmp_path / "cache"}
+@pytest.mark.parametrize("form", ["", "lmdb", "tar", "arrow"])
+def test_copies_of_large_images(form: str, tmp_path: Path) -> None:
+    """As files, or as scripts.pack writes them: the images are the same."""
+    data = tmp_path / "data"
+    superres_files.write(data / "train/all", 4, side=60)
+    superres_files.write(data / "val/all", 3, side=60)
+    own = superres_files.encoded(superres_files.picture(99, 70, 70), "png")
+    fill(data / "val/all", {"own.png": own})
+    told = data
+    if form:
+        sources.required(form)
+        told = tmp_path / "packed"
+        assert pack.main([str(told), "--from", str(data), "--format", form]) == 0
+    flat = {"data": told, "manifest_dir": tmp_path / "cache"}
     config = build(
         {**flat, "task": "superres", "patch_size": 16, "patches_per_image": 4}
     )
     console = Console()
-    kind_of(config).splits(Opening.from_config(config, "paired", console))
+    splits = kind_of(config).splits(Opening.from_config(config, "paired", console))
+    for name, split in splits.items():
+        files = sorted((data / name / "all").iterdir())
+        found = [split.source.read(sample) for sample in range(len(split.columns))]
+        times = len(found) // len(files)
+        assert times == (4 if name == "train" else 1)
+        assert found == [file.read_bytes() for file in files for _ in range(times)]
+        called = [split.source.name(sample * times) for sample in range(len(files))]
+        assert [Path(each).name for each in called] == [file.name for file in files]
     (line,) = [line for line in console.warnings if "copies" in line]
     assert line.startswith("3 of 4 samples of val are copies of train's")
 

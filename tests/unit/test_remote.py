@@ -26,11 +26,15 @@ from saturate.loaders._read_retry import read
 from saturate.run import pack
 from saturate.settings.config import build
 from saturate.system.user_files import is_foreign
+from saturate.tasks import kind_of
+from saturate.tasks.kind import Opening
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards
+from tests.unit import superres_files
 from tests.unit.folders import fill, refused
 from tests.unit.ranges import Server, serving
 from tests.unit.test_splits import Console
+from tests.unit.test_superres_loader import check, passed
 
 pytest.importorskip("aiohttp")
 fsspec = pytest.importorskip("fsspec")
@@ -449,6 +453,33 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     for path in (tmp_path / "kept").rglob("??/*"):
         path.write_bytes(path.read_bytes()[:-9])  # a machine that went down
     assert all_read(first.source) == content and server.asked.total() == before + 8
+
+
+def test_large_images_are_kept_and_read_together(
+    server: Server, tmp_path: Path
+) -> None:
+    """A second epoch of patches asks the server for nothing; of the first one every image comes once."""
+    pixels = [superres_files.picture(i, 60, 60) for i in range(8)]
+    files = {
+        f"all/{i}.png": superres_files.encoded(image, "png")
+        for i, image in enumerate(pixels)
+    }
+    flat = {"data": packed(server, tmp_path, files), "cache_dir": tmp_path / "kept"}
+    flat |= {"manifest_dir": tmp_path / "cache", "task": "superres"}
+    of_patches = {"patch_size": 16, "patches_per_image": 3, "read_threads": 3}
+    settings = build({**flat, **of_patches})
+    console = Console()
+    opening = Opening.from_config(settings, "paired", console)
+    split = kind_of(settings).splits(opening)["train"]
+    assert any("so 3 at once give at most" in line for line in console.said)
+    server.latency_s = 0.02
+    server.asked.clear()
+    server.most_under_way = 0
+    small = [superres_files.halved(image, 2) for image in pixels]
+    for epoch in (0, 1):
+        batches = passed(superres_files.feed_of(split), epoch)
+        assert check(batches, pixels, small, 3) == 24
+        assert server.asked.total() == 8 and server.most_under_way == 3
 
 
 def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:

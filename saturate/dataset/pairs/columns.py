@@ -96,6 +96,8 @@ class PairSource(Source):
         self.files = source.files
         self.remote = source.remote
         self.read_delay_s = source.read_delay_s
+        self.reads_at_once = source.reads_at_once
+        self.alone_while_fast = source.alone_while_fast
 
     def __len__(self) -> int:
         return len(self.images)
