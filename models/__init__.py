@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -38,6 +39,8 @@ class Loaded:
     anew: list[str] = field(default_factory=list)
     # of a checkpoint of this program, whose classes the head as it is in there has
     classes: tuple[str, ...] = ()
+    # and how its images were made: mean, std, interpolation
+    used: Mapping[str, Any] = field(default_factory=dict)
     # what was chosen in the file, for the user
     notes: list[str] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Weights:
     flag: str = ""  # the flag with its value, to begin messages
     meant: str = ""  # the key of the network that the file is of, where it says so
     classes: tuple[str, ...] = ()  # of its outputs, where the file names them
+    # how its images were made, where the file says so: mean, std, interpolation
+    used: Mapping[str, Any] = field(default_factory=dict)
 
     def tensors_for(
         self, own: Collection[str]
@@ -161,7 +163,10 @@ def read_file(path: Path, flag: str) -> Weights:
             f"{flag} holds no tensors by name; save the state_dict() of the network"
         )
     known = arch if isinstance(arch, str) else ""
-    return Weights(tensors=tensors, arch=known, flag=flag, meant=meant, classes=classes)
+    used = content.get("used", {}) if ours else {}
+    return Weights(
+        tensors=tensors, arch=known, flag=flag, meant=meant, classes=classes, used=used
+    )
 
 
 def _content(path: Path, flag: str) -> Any:
@@ -285,7 +290,10 @@ def fill(
                 anew = ", ".join(other)
                 notes.append(f"--weights are for other classes: {anew} start anew")
             return Loaded(
-                anew=other, notes=notes, classes=() if other else weights.classes
+                anew=other,
+                notes=notes,
+                classes=() if other else weights.classes,
+                used=weights.used,
             )
         reason = f"of {len(odd)} tensors, as '{odd[0]}', one side has none"
     source = ""

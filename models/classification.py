@@ -15,6 +15,7 @@ from saturate.models._weights import (
     categories,
     dry_run,
     load,
+    published,
     published_weights,
     set_depth,
     suiting,
@@ -32,32 +33,25 @@ def names() -> list[str]:
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Return side, crop share and interpolation of the images of torchvision's `weights`, if they are that.
+    """Return side, crop share, interpolation, mean and deviation of the images of torchvision's `weights`, if they are
+    that, by name or by the name of the file.
 
-    Else side and interpolation are those of its first ImageNet-1k weights. Mean and deviation are of
-    ImageNet's training images.
+    Else all but the crop share are those of its first ImageNet-1k weights.
     """
-    published = published_weights(arch)
-    if weights is not None and weights in published:
-        made_for = published[weights].transforms()
-        size = int(made_for.crop_size[0])
-        resize = int(made_for.resize_size[0])
-        return Native(
-            size,
-            MEAN,
-            STD,
-            crop_share=size / resize,
-            interpolation=made_for.interpolation.value,
-        )
-    if "IMAGENET1K_V1" not in published:
+    first = published_weights(arch).get("IMAGENET1K_V1")
+    named = published(arch, weights) if weights is not None else None
+    if not (named or first):
         return Native(224, MEAN, STD)
-    made_for = published["IMAGENET1K_V1"].transforms()
-    return Native(
+    made_for = (named or first).transforms()
+    made = Native(
         int(made_for.crop_size[0]),
-        MEAN,
-        STD,
+        tuple(made_for.mean),
+        tuple(made_for.std),
         interpolation=made_for.interpolation.value,
     )
+    if not named:
+        return made
+    return made._replace(crop_share=made.size / int(made_for.resize_size[0]))
 
 
 def build(

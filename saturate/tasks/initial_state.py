@@ -243,6 +243,8 @@ class Start:
                 f"{self.origin}: its head is of other classes, such as '{other[0]}' in the place of '{other[1]}': "
                 f"{anew} start anew"
             )
+        if not self.config.run.uses:
+            self._warn_of_other_pixels(loaded.used, registry, arch, console)
         # detectors take images of any size, but for SSD, whose plan refuses another
         if not self.config.run.uses and "keypoints" not in heads:
             for name in OTHER_SIZES:
@@ -276,6 +278,28 @@ class Start:
             guess = "its outputs are taken as the classes of --data in the order of their names"
             console.warn(f"{self.origin} does not name its classes: {guess}")
         return module
+
+    def _warn_of_other_pixels(
+        self,
+        used: Mapping[str, Any],
+        registry: Registry,
+        arch: str,
+        console: Console,
+    ) -> None:
+        """Warn where the checkpoint that weights are of was trained on images that were made otherwise (`used`)."""
+        native = self.native(registry, arch)._asdict()
+        theirs, ours = [], []
+        for name in ("mean", "std", "interpolation"):
+            own = native[name]
+            values = list(own) if isinstance(own, tuple) else own
+            if name in used and used[name] != values:
+                theirs.append(f"--{name} {_shown(used[name])}")
+                ours.append(f"{name} {_shown(values)}")
+        if theirs:
+            console.warn(
+                f"{self.origin}: its images were made otherwise than this run's, which have {', '.join(ours)}; "
+                f"{' '.join(theirs)} has them here, too"
+            )
 
     def kept(
         self, kind: TaskKind, plan: Plan, pixels: Pixels, *, size: int

@@ -80,16 +80,18 @@ def test_what_older_versions_of_torchvision_have_written(tmp_path: Path) -> None
 
 
 def test_how_weights_were_measured() -> None:
-    """Sides and lengths before the crop are those of torchvision's own presets, of all weights."""
+    """All is as torchvision's own presets have it, of all weights: those that are named, and those of a file."""
     for arch in torchvision.models.list_models(module=torchvision.models):
         for weights in torchvision.models.get_model_weights(arch):
             found = native(arch, weights.name)
+            assert native(arch, f"fetched/{Path(weights.url).name}") == found
             _, policy = image_policies(AugmentationSettings(), found)
             theirs = weights.transforms()
             assert [policy.image_size, policy.resize] == [
                 *theirs.crop_size,
                 *theirs.resize_size,
             ], weights
+            assert [*found.mean, *found.std] == [*theirs.mean, *theirs.std], weights
     swag = native("regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1")
     assert (swag.size, swag.interpolation) == (384, "bicubic")
     assert native("regnet_y_16gf").interpolation == "bilinear"

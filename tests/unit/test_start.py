@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from saturate.contracts import UserError
 from saturate.models import Native
 from saturate.settings.config import build
+from saturate.system import torch_files
 from saturate.tasks import architecture, kind_of
 from saturate.tasks._plans import image_policies
 from saturate.tasks.initial_state import Start
@@ -158,3 +159,33 @@ def test_a_head_of_other_classes_starts_anew(
     assert all(torch.equal(got[key], model[key]) for key in rest)
     (line,) = start.messages or [""]
     assert said in line and all((key in line) == bool(said) for key in head)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {},
+            "which have mean 0.485 0.456 0.406; --mean 0.5 0.5 0.5 has them here, too",
+        ),
+        ({"mean": [0.5, 0.5, 0.5]}, None),
+    ],
+)
+def test_weights_of_a_training_on_other_pixels_are_told(
+    more: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    kind = kind_of(build({}))
+    registry, arch = architecture(kind, "squeezenet1_1")
+    shape = (2, 3, 64, 64)
+    module, _ = registry.build(arch, classes=2, shape=shape)
+    path = tmp_path / "best.pt"
+    used = {"mean": [0.5] * 3, "std": [0.229, 0.224, 0.225]}
+    about = dict.fromkeys(("format", *torch_files.IDENTITY), 1)
+    state = {"model": module.state_dict(), "classes": ["a", "b"], "used": used}
+    torch.save({**about, "arch": arch, **state}, path)
+    config = build({"weights": str(path), **more})
+    start = Start.from_config(config, {"weights", *more}, {}, path=None, origin="")
+    console = MagicMock()
+    start.network(registry, arch, shape, {"classes": 2}, console)
+    warned = [call.args[0] for call in console.warn.call_args_list]
+    assert [line.endswith(str(said)) for line in warned] == [True] * (said is not None)
