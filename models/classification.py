@@ -40,9 +40,10 @@ def native(arch: str, weights: str | None = None) -> Native:
     """
     first = published_weights(arch).get("IMAGENET1K_V1")
     named = published(arch, weights) if weights is not None else None
-    if not (named or first):
+    known = named or first
+    if known is None:
         return Native(224, MEAN, STD)
-    made_for = (named or first).transforms()
+    made_for = known.transforms()
     made = Native(
         int(made_for.crop_size[0]),
         tuple(made_for.mean),

@@ -53,6 +53,7 @@ class Progress:
     best_of: str = ""  # with --ema the weights that it is of, of torch_files.BEST_OF
     stale: int = 0  # validations since then
     reached: str = ""  # the figure of --until that a validation has reached
+    comparable_since: int = -1  # figures of steps up to here are of other validations
     dropped: int = 0  # samples that were the tail of an epoch
     samples: int = 0  # rows of all steps
     lost: int = 0  # those of them that could not be decoded
@@ -390,9 +391,10 @@ def keep_best(
 ) -> None:
     """Write a checkpoint as FIGURE-VALUE-step-STEP.pt if it is one of the best `count`, and remove what no longer is.
 
-    Of equals the earlier one is better, as with best.pt.
+    Of equals the earlier one is better, as with best.pt. Files of other validations (Progress.comparable_since) stay.
     """
     step = content["progress"]["step"]
+    since = content["progress"].get("comparable_since", -1)
     path = folder / f"{figure.name}-{value:.5f}-step-{step:09}.pt"
     own = re.compile(rf"{figure.name}-(-?\d+\.\d{{5}})-step-(\d{{9}})\.pt")
     sign = -1 if figure.larger_is_better else 1
@@ -402,7 +404,7 @@ def keep_best(
             match = own.fullmatch(other.name)
             if match is not None and int(match[2]) == step:
                 other.unlink()  # a run was resumed into this validation
-            elif match is not None:
+            elif match is not None and int(match[2]) > since:
                 ranked.append((sign * float(match[1]), int(match[2]), other))
         ranked.sort()
         for _, _, other in ranked[count:]:
@@ -628,7 +630,7 @@ class Resume:
         return Progress(**self.content["progress"]) if self.content else Progress()
 
     def progress_in(
-        self, output: Path, world: ProcessWorld, *, validates_anew: bool = False
+        self, output: Path, world: ProcessWorld, validates_anew: bool = False
     ) -> Progress:
         """Return where the run goes on in the folder `output`. Where that has no best.pt, such as in another
         folder than the checkpoint's, the best begins anew: else a run that stays below it never writes one. So
@@ -639,6 +641,8 @@ class Resume:
             progress = replace(
                 progress, best=Progress.best, best_epoch=-1, best_of="", stale=0
             )
+        if validates_anew:
+            progress = replace(progress, reached="", comparable_since=progress.step)
         return progress
 
     def validates_otherwise(
@@ -778,7 +782,7 @@ class Resume:
         if anew and not self.evaluate:
             report.warn(
                 f"--resume: validations are not as in the checkpoint ({', '.join(anew)}), and figures cannot be "
-                "compared: best.pt and --patience begin anew"
+                "compared: best.pt, --keep-best, --patience and --until begin anew"
             )
         begun = self.content.get("ordering", ordering)
         if begun != ordering and self.progress.consumed:
@@ -803,9 +807,7 @@ def _defines_figures(name: str) -> bool:
     """Whether the figures of a validation depend on a setting, beside the network and the files."""
     facts = FACTS_OF[name]
     of_network = name in ("task", "arch", "precision")
-    return name == "tta" or (
-        facts.evaluation == "checkpoint" and not (facts.of_data or of_network)
-    )
+    return facts.evaluation == "checkpoint" and not (facts.of_data or of_network)
 
 
 def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -374,11 +374,17 @@ class Record:
     nothing happens.
 
     A resumed run (`resume_step`: last step of the checkpoint) cuts metrics.jsonl after that step; a point
-    that is there already (a validation repeated at the checkpoint's own step) is not written twice.
+    that is there already (a validation repeated at the checkpoint's own step) is not written twice. Figures of
+    validations before one that goes on `anew` are not comparable with its own, and are left out from then on.
     """
 
     def __init__(
-        self, folder: Path, *, enabled: bool = True, resume_step: int | None = None
+        self,
+        folder: Path,
+        enabled: bool = True,
+        resume_step: int | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
         self.folder = folder
         self.enabled = enabled
@@ -401,6 +407,9 @@ class Record:
             self._points = Appender(folder / METRICS)
             for name in (RESULTS, FAILED_SAMPLES, REJECTED):
                 _content(folder / name)  # what is added to is known
+            if anew:
+                self.point("anew", resume_step or 0, {})
+                self.validations.clear()
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
@@ -501,6 +510,8 @@ class Record:
                 losses = map(float, point.get("losses", ()))
                 self.train_losses += [loss for loss in losses if not math.isnan(loss)]
                 self.lr = point.get("lrs", [None])[-1]
+            if kind == "anew":
+                self.validations.clear()
             if kind == "window":
                 self.rate = self.new_rate = point.get("rate")
             if kind == "val":

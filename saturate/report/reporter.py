@@ -101,13 +101,14 @@ class Reporter:
         evaluated: Mapping[str, str] | None = None,
         classes: Sequence[str] = (),
         timeline: Timeline | None = None,
+        validates_anew: bool = False,
     ) -> None:
         """Open the run's files below `output`, and say its title, what was chosen and what it leaves out.
 
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
         `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
         `evaluated`: the `checkpoint` that is evaluated, and which weights it is `of`, average or network.
-        `timeline` gets a mark at the first step.
+        `timeline` gets a mark at the first step. What `validates_anew` leaves earlier figures out of what is said.
         """
         here = world.rank == 0
         self._world = world
@@ -120,7 +121,8 @@ class Reporter:
         self._resumed_at = resumed_at or 0
         self._evaluated = evaluated or {}
         self._timeline = timeline or Timeline()
-        self._record = Record(output, enabled=here, resume_step=resumed_at)
+        self._record = Record(output, here, resumed_at, anew=validates_anew)
+        self.validates_anew = validates_anew
         self._record.file("config.yaml", description["config"].encode())
         if rejected := description.get("rejected"):
             self._record.file(REJECTED, rejected)
@@ -138,7 +140,6 @@ class Reporter:
         # of the part of the run before this one
         self._earlier = (self._record.earlier_summary() if resumed_at else None) or {}
         self._energy_before_j = self._sampler.energy_j()
-        self._energy = (-math.inf, self._energy_before_j)  # when it was read, and what
         self._rate_unit = description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
         self._bar: Bar | None = None  # of the epoch
@@ -183,6 +184,7 @@ class Reporter:
         last = self._record.spent[-1][1] if self._record.spent else {}
         kwh = look_up(self._earlier, "energy.run_kwh") or 0.0
         self._earlier_j: float = last.get("joules", kwh * 3.6e6)
+        self._energy = (-math.inf, self._energy_before_j)  # when it was read, and what
         self._earlier_s = _ran_s(self._spent_before)
         of_all = self._world.size * self._earlier_s
         self._earlier_gpu_s: float = last.get("gpu_s", of_all)

@@ -221,15 +221,7 @@ def train(
             reporter,
             meter=meter,
             profiler_step=stack.enter_context(profile),
-            progress=resume.progress_in(
-                output,
-                world,
-                validates_anew=bool(
-                    resume.validates_otherwise(
-                        start.config.flat(), assembly.identity.val_manifest
-                    )
-                ),
-            ),
+            progress=resume.progress_in(output, world, reporter.validates_anew),
             checkpoints=checkpoints_of(
                 assembly, chosen, resume, trained, output, upload
             ),
@@ -362,6 +354,8 @@ def reporter_of(
     settings = assembly.settings
     config, start, world = settings.config, settings.start, chosen.step.world
     facts = RunFacts(assembly=assembly, chosen=chosen, resumed=bool(resume.content))
+    of_val = config.flat(), assembly.identity.val_manifest
+    anew = resume.validates_otherwise(*of_val) and not config.run.evaluate
     reporter = Reporter(
         output,
         world=world,
@@ -382,6 +376,7 @@ def reporter_of(
         evaluated=start.used,
         classes=assembly.splits["train"].columns.classes,
         timeline=TIMELINE,
+        validates_anew=bool(anew),
     )
     notes = chosen.loader.notes if chosen.loader else ()
     advice = recipe(config, settings.arch)

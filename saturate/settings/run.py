@@ -53,7 +53,9 @@ class Run(Settings):
         "csv", needs=("predict",), tasks=("classification", "superres", "video")
     )
     """Table of --predict: CSV, a JSON object a line, or parquet."""
-    tta: Literal["none", "flip"] = setting("none", tasks=("classification", "video"))
+    tta: Literal["none", "flip"] = setting(
+        "none", tasks=("classification", "video"), evaluation="checkpoint"
+    )
     """Views of a sample whose logits a validation and --predict average: flip = as it is and mirrored left to
     right. A validation then takes twice as long."""
     ceilings: Literal["auto"] | bool = "auto"

@@ -20,9 +20,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from saturate.contracts import UserError
+from saturate.contracts import Figure, UserError
 from saturate.engine import checkpoint
-from saturate.engine.checkpoint import Checkpoints, Progress, Resume
+from saturate.engine.checkpoint import Checkpoints, Progress, Resume, keep_best
 from saturate.engine.distributed import ProcessWorld
 from saturate.settings.config import parse
 from saturate.settings.run import Run
@@ -380,8 +380,19 @@ def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
             (written.parent / "best.pt").touch()
         at = resume.progress_in(written.parent, world)
         assert (at.best, at.best_epoch, at.stale, at.step) == expected
+    resume.content["progress"]["reached"] = "top1=0.4"
     at = resume.progress_in(written.parent, world, validates_anew=True)
     assert (at.best, at.best_epoch, at.stale, at.step) == (float("-inf"), -1, 0, 7)
+    assert (at.reached, at.comparable_since) == ("", 7)
+
+
+def test_files_of_the_best_are_ranked_by_figures_that_compare(tmp_path: Path) -> None:
+    for step, value in enumerate((0.95, 0.96, 0.6, 0.7, 0.65)):
+        progress = Progress(step=step, comparable_since=1 if step > 1 else -1)
+        content = {"progress": asdict(progress)}
+        keep_best(tmp_path, content, Figure(name="top1"), value, 2)
+    kept = {path.name[:12] for path in tmp_path.iterdir()}
+    assert kept == {"top1-0.95000", "top1-0.96000", "top1-0.70000", "top1-0.65000"}
 
 
 @pytest.mark.parametrize(

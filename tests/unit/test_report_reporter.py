@@ -16,7 +16,7 @@ import torch
 
 from saturate.contracts import Counts, Pixels, RateWindow, Reported
 from saturate.engine.distributed import ProcessWorld
-from saturate.report import facts, summary
+from saturate.report import advice, facts, summary
 from saturate.report.console import Console
 from saturate.report.facts import rows
 from saturate.report.hardware import Sampler
@@ -39,6 +39,7 @@ class Told:
         resumed_at: int | None = None,
         task: Reported = KIND,
         classes: Sequence[str] = (),
+        validates_anew: bool = False,
         **about: Any,
     ) -> None:
         self.folder, self.stream, self.world = folder, io.StringIO(), ProcessWorld(CPU)
@@ -62,6 +63,7 @@ class Told:
             pixels=Pixels(),
             resumed_at=resumed_at,
             classes=classes,
+            validates_anew=validates_anew,
         )
 
     def finish(self, *, finished: bool = True, **more: Any) -> dict[str, Any]:
@@ -405,6 +407,20 @@ def test_what_a_figure_has_taken_is_told(tmp_path: Path) -> None:
     assert reached["dollars"] == pytest.approx(reached["duration_s"])
     assert 0 < reached["duration_s"] <= summary["duration_s"]
     assert "reached top1=0.5 after epoch 5, " in told.stream.getvalue()
+
+
+def test_a_loss_of_other_data_is_not_compared(tmp_path: Path) -> None:
+    """Losses fall on each of two sets, of which the second is harder: nothing rises, after another resume either."""
+    losses = [(1, 0.5), (2, 0.2)], [(3, 1.5), (4, 1.2)], [(5, 0.9)]
+    for number, part in enumerate(losses):
+        at = part[0][0] - 1 if number else None
+        told = Told(tmp_path, at, validates_anew=number == 1)
+        for step, loss in part:
+            told.reporter.validated(RESULT | {"loss": loss}, step=step, epoch=step)
+        values = told.finish(finished=False)
+        told.reporter.close()
+        assert advice.look_up(values, "learning.overfits") is None
+    assert [one["loss"] for _, one in told.reporter._validations] == [1.5, 1.2, 0.9]
 
 
 def test_attempts_that_were_killed_have_cost_what_they_have_used(
