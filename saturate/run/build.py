@@ -25,7 +25,7 @@ from saturate.engine.distributed import ProcessWorld
 from saturate.loaders import LOADERS, require_files, usable
 from saturate.models import AUXILIARY_WEIGHTS, Native, Registry
 from saturate.settings.cli import one_of
-from saturate.settings.config import Config
+from saturate.settings.config import FACTS_OF, Config
 from saturate.settings.optimisation import Optimisation
 from saturate.tasks import architecture, kind_of
 from saturate.tasks.batching import Batching
@@ -181,6 +181,8 @@ def can_open(kind: TaskKind, config: Config, *, gpu: bool) -> tuple[str, ...]:
     transforms = config.augmentation.transforms and kind.reads("transforms")
     if transforms and not config.run.evaluate:
         names = [name for name in names if LOADERS[name].transforms]
+    if config.loading.reader != "auto" and kind.reads("reader"):
+        names = [name for name in names if name in FACTS_OF["reader"].needs]
     return tuple(name for name in names if usable(name, gpu=gpu, files=files))
 
 
