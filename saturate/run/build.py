@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from saturate.contracts import Feed, Pixels, Plan, Split, Task
+from saturate.contracts import Feed, Pixels, Plan, Split, Task, UserError
 from saturate.dataset.open import Console, are_files
 from saturate.dataset.unlabelled import Unlabelled, open_unlabelled
 from saturate.dataset.val_split import Trained
@@ -25,7 +25,7 @@ from saturate.engine.distributed import ProcessWorld
 from saturate.loaders import LOADERS, require_files, usable
 from saturate.models import AUXILIARY_WEIGHTS, Native, Registry
 from saturate.settings.cli import one_of
-from saturate.settings.config import Config
+from saturate.settings.config import FACTS_OF, Config
 from saturate.settings.optimisation import Optimisation
 from saturate.tasks import architecture, kind_of
 from saturate.tasks.batching import Batching
@@ -122,13 +122,15 @@ def resolve(start: Start, world: ProcessWorld) -> Resolved:
     batching = Batching.from_config(config, **world.place)
     loaders = may_open(kind, config, gpu=world.device.type == "cuda")
     registry, arch = architecture(kind, config.model.arch)
+    native = start.native(registry, arch)
+    _require_crop(config, native)
     return Resolved(
         start=start,
         kind=kind,
         loaders=loaders,
         registry=registry,
         arch=arch,
-        native=start.native(registry, arch),
+        native=native,
         precision=precision.choose(
             config.model.precision, world.device, on_cpu=kind.cpu_precision
         ),
@@ -136,6 +138,22 @@ def resolve(start: Start, world: ProcessWorld) -> Resolved:
         batching=batching,
         device=world.device,
     )
+
+
+def _require_crop(config: Config, native: Native) -> None:
+    """Raise UserError for flags of a validation's crop where the network's own window has none.
+
+    A preset may keep what --arch has made idle, and a checkpoint says its --val-window.
+    """
+    drawn = config.augmentation
+    if config.run.config or drawn.val_window or native.window != "stretch":
+        return
+    for name in ("val_resize", "val_crop_share"):
+        if getattr(drawn, name) is not None:
+            raise UserError(
+                f"--{name.replace('_', '-')} is for --val-window center, and this network's own is stretch; leave it "
+                "out, or give --val-window center"
+            )
 
 
 def may_open(kind: TaskKind, config: Config, *, gpu: bool) -> tuple[str, ...]:
@@ -163,6 +181,8 @@ def can_open(kind: TaskKind, config: Config, *, gpu: bool) -> tuple[str, ...]:
     transforms = config.augmentation.transforms and kind.reads("transforms")
     if transforms and not config.run.evaluate:
         names = [name for name in names if LOADERS[name].transforms]
+    if config.loading.reader != "auto" and kind.reads("reader"):
+        names = [name for name in names if name in FACTS_OF["reader"].needs]
     return tuple(name for name in names if usable(name, gpu=gpu, files=files))
 
 

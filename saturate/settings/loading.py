@@ -27,8 +27,8 @@ class Loading(Settings):
         needs=("loader", "torchvision", "paired"),
         evaluation="own",
     )
-    """Decoder of the loaders torchvision and paired; auto = the fastest whose pixels are PIL's, bit for
-    bit."""
+    """Decoder of the loaders torchvision and paired, of which --loader auto then takes one; auto = the fastest
+    whose pixels are PIL's, bit for bit."""
     batch_size: PositiveInt | Literal["auto"] = setting(64, evaluation="free")
     """Samples in a micro-batch of one rank. auto = about the most that a GPU trains and validates, which some
     trials find out (--global-batch-size keeps the recipe); a resumed run keeps its own."""

@@ -51,6 +51,8 @@ class Distilled:
             log_target=True,
         ).sum(dim=1)
         scaled = torch.where(batch.valid, distances, 0) * self._temperature**2
+        # of --balance loss, and in the own part already
+        scaled = scaled * batch.targets.get("weights", 1)
         own = self._task.losses(outputs, batch)
         return (1 - self._share) * own + self._share * scaled
 

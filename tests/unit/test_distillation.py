@@ -16,6 +16,7 @@ from saturate.models.classification import native
 from saturate.system.torch_files import load
 from saturate.tasks.classification import KIND, Classification
 from saturate.tasks.distillation import Distilled, read_teacher
+from tests.unit.test_classification import batch_of, rows
 
 SHAPE = (2, 3, 64, 64)
 
@@ -62,6 +63,28 @@ def test_the_loss_is_the_own_and_the_distance(share: float) -> None:
     np.testing.assert_allclose(losses.detach(), expected, rtol=1e-5)
     assert teacher.logits.grad is None and logits.grad is not None
     assert not logits.grad[2].any()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_classes_count_alike_beside_a_teacher(share: float) -> None:
+    """Of nine samples of one class and one of another each class has half of the loss, where all answers are alike."""
+    labels = np.array([0] * 9 + [1])
+    weights = np.array([10 / (2 * 9)] * 9 + [10 / 2])
+    own = Classification(labels, weights=weights)
+    batch = batch_of(torch.from_numpy(labels))
+    for name, value in own.targets(rows(list(range(10)))).items():
+        batch.targets[name] = torch.from_numpy(value)
+    told = [2.0, -1.0]
+    teacher = Fixed(torch.tensor([told] * 10))
+    task = Distilled(own, teacher, share, temperature=2.0)
+    losses = task.losses(torch.zeros(10, 2), batch)
+
+    distance = 0.0
+    for p in softmax(np.array([told]) / 2)[0]:
+        distance += 4 * p * np.log(p / 0.5)
+    each = (1 - share) * np.log(2) + share * distance
+    np.testing.assert_allclose(losses, [each * weight for weight in weights], rtol=1e-5)
+    assert float(losses[9] / losses.sum()) == pytest.approx(0.5)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,8 @@ from saturate.report.phases import Phases
 from saturate.run.build import may_open
 from saturate.settings.config import parse
 from saturate.settings.optimisation import Optimisation
-from saturate.tasks.classification import KIND, Classification
+from saturate.tasks import kind_of
+from saturate.tasks.classification import Classification
 from tests.unit.steps import composed
 from tests.unit.test_ceilings import SIZE, batch_of, net
 from tests.unit.test_meter import Clock, Threads, alone, on_ranks
@@ -259,12 +260,18 @@ def test_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(loaders, "installed", lambda package: package in here)
 
     def names(*argv: str, gpu: bool) -> tuple[str, ...]:
-        return may_open(KIND, parse(["--data", str(tmp_path), *argv]), gpu=gpu)
+        config = parse(["--data", str(tmp_path), *argv])
+        return may_open(kind_of(config), config, gpu=gpu)
 
     assert names(gpu=True) == ("dali-gpu", "torchvision", "dali-cpu", "dali-fed")
     assert names(gpu=False) == ("torchvision", "dali-cpu", "dali-fed")
     assert names("--loader", "dali-fed", gpu=True) == ("dali-fed",)
-    assert names("--evaluate", "true", "--weights", "x", gpu=True) == ("dali-gpu",)
+    evaluated = ("--evaluate", "true", "--weights", "x")
+    assert names(*evaluated, gpu=True) == ("dali-gpu",)
+    reader = ("--reader", "opencv")
+    assert names(*reader, gpu=True) == ("torchvision",), "the others do not read by it"
+    assert names(*reader, *evaluated, gpu=True) == ("torchvision",)
+    assert names(*reader, "--task", "superres", gpu=True) == ("paired",)
     here.clear()
     assert names(gpu=True) == ("torchvision",), "nothing to measure"
     assert not loaders.usable("synthetic", gpu=True) and not loaders.usable(

@@ -13,11 +13,13 @@ import torch
 from timm.data import create_transform, resolve_data_config
 
 from saturate.contracts import UserError
+from saturate.engine.distributed import ProcessWorld
 from saturate.models import Unusable
 from saturate.models import timm as registry
 from saturate.report.hardware import versions
 from saturate.run import archs
-from saturate.settings.config import build
+from saturate.run.build import resolve
+from saturate.settings.config import build, parse
 from saturate.tasks import architecture, kind_named
 from saturate.tasks._plans import image_policies
 from saturate.tasks.initial_state import Start
@@ -61,6 +63,40 @@ def test_the_validations_crop_is_timms(arch: str, evaluated: bool) -> None:
             )
         found = (*native.mean, *native.std, native.interpolation)
         assert found == (*theirs["mean"], *theirs["std"], theirs["interpolation"])
+
+
+@pytest.mark.parametrize("flag", ["--val-resize 400", "--val-crop-share 0.9"])
+def test_a_crop_is_refused_where_the_networks_own_window_has_none(
+    flag: str, tmp_path: Path
+) -> None:
+    """timm's published configuration of the first network is of squash, that of the second of a crop in the center."""
+    world = ProcessWorld(torch.device("cpu"))
+
+    def window(words: str, given: set[str], checkpoint: dict[str, Any]) -> str | None:
+        config = parse(["--loader", "synthetic", *words.split()])
+        start = Start.from_config(config, given, checkpoint, path=None, origin="")
+        return resolve(start, world).config.augmentation.val_window
+
+    squash, center = "convnext_base.fb_in22k_ft_in1k_384", "resnet18.a1_in1k"
+    modes = [timm.get_pretrained_cfg(arch).crop_mode for arch in (squash, center)]
+    assert modes == ["squash", "center"]
+    arch = f"--arch timm/{squash}"
+    says = f"^{flag.split()[0]} is for --val-window center, and this network's own is"
+    with pytest.raises(UserError, match=says):
+        window(f"{arch} {flag}", set(), {})
+    window(f"--arch timm/{center} {flag}", set(), {})
+    window(f"{arch} {flag} --val-window center", set(), {})
+    # a preset may keep what --arch has made idle, and a run's last.pt has what came of it
+    preset = tmp_path / "preset.yaml"
+    preset.write_text(flag.removeprefix("--").replace(" ", ": "))
+    window(f"--config {preset} {arch}", set(), {})
+    kept = {
+        "config": {"arch": f"timm/{squash}"},
+        "used": {"val_window": "stretch", "image_size": 384, "val_resize": 384},
+        "arch": f"timm/{squash}",
+        "classes": ["a", "b"],
+    }
+    assert window("--evaluate true --weights x", {"evaluate"}, kept) == "stretch"
 
 
 @pytest.mark.parametrize(
