@@ -69,6 +69,7 @@ class Content(BaseModel):
     arch: str
     classes: tuple[str, ...]  # empty where a task has none
     manifest: str
+    val_manifest: str = ""  # of the data that validate; "": not known
     model: Tensors
     ema: Tensors | None = None
     best_of: str | None = None
@@ -653,7 +654,7 @@ class Resume:
         """
         if not self.content or self.progress.best_epoch < 0:
             return []
-        is_other = self.content.get("val_manifest", val_manifest) != val_manifest
+        is_other = (self.content.get("val_manifest") or val_manifest) != val_manifest
         defining = {name: config[name] for name in config if _defines_figures(name)}
         settings = _differ(self.content.get("config", {}), defining)
         return ["other files", *settings] if is_other else settings
