@@ -9,10 +9,8 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,16 +114,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def zygote(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.end_to_end.zygote"],
-        cwd=Path(__file__).parents[1],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    from tests.end_to_end.runs import zygote_of
+
+    with zygote_of(environment) as process:
         yield process
-        process.kill()  # a process that a test has forked may hold stdin open: its end never comes
 
 
 @pytest.fixture

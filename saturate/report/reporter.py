@@ -108,7 +108,7 @@ class Reporter:
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
         `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
         `evaluated`: the `checkpoint` that is evaluated, and which weights it is `of`, average or network.
-        `timeline` gets a mark at the first step. What `validates_anew` leaves earlier figures out of what is said.
+        `timeline` gets a mark at the first step. A run that `validates_anew` says no earlier figures.
         """
         here = world.rank == 0
         self._world = world

@@ -24,7 +24,7 @@ WHY = "-m", "saturate", "why"
 def zygote(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[subprocess.Popen[str]]:
-    """One that forks programs under `saturate why`."""
+    """The zygote forks programs under `saturate why`."""
     # a second thread of such small networks waits for a core
     variables = environment | {"PYTHONPATH": f"{launch.START}", "OMP_NUM_THREADS": "1"}
     asked = {"seconds": 1, "samples": None, "then": "stop", "launcher": 0}

@@ -167,7 +167,7 @@ def test_copies_of_images_with_boxes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["", "lmdb", "tar", "arrow"])
 def test_copies_of_large_images(form: str, tmp_path: Path) -> None:
-    """As files, or as scripts.pack writes them: the images are the same."""
+    """The images are the same as files and as scripts.pack writes them."""
     data = tmp_path / "data"
     superres_files.write(data / "train/all", 4, side=60)
     superres_files.write(data / "val/all", 3, side=60)

@@ -67,7 +67,7 @@ def test_the_loss_is_the_own_and_the_distance(share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_classes_count_alike_beside_a_teacher(share: float) -> None:
-    """Of nine samples of one class and one of another each class has half of the loss, where all answers are alike."""
+    """Each class has half of the loss, of nine samples of one and one of another, where all answers are alike."""
     labels = np.array([0] * 9 + [1])
     weights = np.array([10 / (2 * 9)] * 9 + [10 / 2])
     own = Classification(labels, weights=weights)
